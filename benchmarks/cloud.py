@@ -1,6 +1,6 @@
 """Read shards from a slow object store with an empty cache: ours and three peers, each from its own format.
 
-The store is `object_store.py`: 30 to 80 ms to the first byte, 15 MB/s a connection, 60 MB/s in all. Ten shards of 64 MB, samples of 100 KB,
+The store is `tests/support/object_store.py`: 30 to 80 ms to the first byte, 15 MB/s a connection, 60 MB/s in all. Ten shards of 64 MB, samples of 100 KB,
 batches of 16. Each turn is a process of its own with an empty cache. The limit is the time that the bytes take at 60 MB/s, or the
 steps, whichever is more. `DataLoader` has no loader of buckets.
 """
@@ -24,6 +24,7 @@ from cloud_turns import BATCH, BYTES, LOADERS
 from harness import DATA, OURS, TORCH, Row, parse_options, report, spread, tell, turns
 
 HERE = Path(__file__).parent
+STORE = HERE.parent / "tests" / "support" / "object_store.py"
 CONNECTION, TOTAL = 15e6, 60e6  # bytes a second
 LATENCY_S = ("0.03", "0.08")
 TURN_S = 120.0  # a loader that takes longer is left out
@@ -70,7 +71,7 @@ def running(root: Path) -> Iterator[Store]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     limits = ["--latency", *LATENCY_S, "--connection", str(CONNECTION), "--total", str(TOTAL)]
-    process = subprocess.Popen([sys.executable, str(HERE / "object_store.py"), str(port), str(root), *limits])
+    process = subprocess.Popen([sys.executable, str(STORE), str(port), str(root), *limits])
     try:
         until = time.monotonic() + 30
         while time.monotonic() < until:

@@ -1,6 +1,6 @@
 """Read from an object store that answers a few requests late: ours, which makes a late request twice, and each request once.
 
-The store is `object_store.py`: 30 to 80 ms to the first byte, 50 MB/s a connection, 200 MB/s in all, and a share of the requests waits
+The store is `tests/support/object_store.py`: 30 to 80 ms to the first byte, 50 MB/s a connection, 200 MB/s in all, and a share of the requests waits
 2 s longer. "shards" are downloads of 64 MB, in ranges of 4 MiB; "samples" are batches of 64 ranges of 100 KB at random places. Both
 contenders make up to 16 requests at a time, one shard or batch after another. The limit is the time that the bytes take at 200 MB/s.
 """

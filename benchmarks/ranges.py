@@ -1,6 +1,6 @@
 """Download a shard from an object store: how fast, and how much of a CPU it takes, through s3fs, gcsfs or adlfs and through obstore.
 
-The store is `object_store.py`. Each turn is a process of its own, whose CPU time is counted without the store's. "ranges" are 16 parallel
+The store is `tests/support/object_store.py`. Each turn is a process of its own, whose CPU time is counted without the store's. "ranges" are 16 parallel
 ranges of 4 MiB that nobody keeps; "download", measured on S3, also computes the checksum and writes the copy. Google is left out without
 gcsfs, and Azure without adlfs.
 """

@@ -16,7 +16,7 @@ import numpy as np
 from harness import DATA, OURS, TORCH, Row, parse_options, report, seconds, spread
 
 import loaderkit as lk
-from loaderkit.sampling import BatchPlan
+from loaderkit.sampling.batch_plan import BatchPlan
 
 SHARD, BATCH, RANKS = 1000, 256, 8
 KEPT = 256  # a dataset's max_open

@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 import loaderkit as lk
-from loaderkit.datasets.texts import TokenSpans, end_to_end
+from loaderkit.datasets.rows.texts import TokenSpans, end_to_end
 from loaderkit.system.arrays import Int64Array
 
 SIGMAS, LONGEST, BATCH, ROW, VOCABULARY, WIDTH = (0.6, 1.0), 2048, 64, 4096, 64, 32

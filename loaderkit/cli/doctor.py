@@ -20,17 +20,17 @@ from loaderkit.cli.arguments import count, number
 from loaderkit.cli.bench.subject import INLINE, Subject, add_subject, subject_from
 from loaderkit.cli.report import say
 from loaderkit.cli.store import StoreSpeed, measure_store
-from loaderkit.datasets.remote.ranges import BLOCK
-from loaderkit.datasets.remote.storage import REQUESTS
 from loaderkit.datasets.shards.sharded import shards_within
 from loaderkit.engine.description import batches_ahead
+from loaderkit.files.ranges import BLOCK
+from loaderkit.files.storage import REQUESTS
 from loaderkit.sampling.shard_order import ShardOrder, shuffled_order
 from loaderkit.seeding.private import private_generators
 from loaderkit.system.cpus import Cpus, ranks_on_host
 from loaderkit.system.nested import tensor_bytes
 from loaderkit.system.object_graph import reachable
+from loaderkit.system.pickling import find_unpicklable
 from loaderkit.system.terminal import coloured
-from loaderkit.testing import find_unpicklable
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 _ENOUGH_FILES = 4096  # for some tens of workers that pass tensors by file descriptor

@@ -9,9 +9,9 @@ from loaderkit.cli.arguments import add_jobs, add_settings, executor_of, see_own
 from loaderkit.cli.report import complain, say
 from loaderkit.cli.source import add_storage, storage_from
 from loaderkit.datasets.errors import ShardError
+from loaderkit.datasets.find_shards import expand
 from loaderkit.datasets.formats import format_named, known_suffixes
 from loaderkit.datasets.indexing import GOOD, IndexJob, Outcome, index_each, write_folder_indexes
-from loaderkit.datasets.remote.urls import expand
 from loaderkit.system.terminal import coloured
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from loaderkit.cli.report import complain, say
+from loaderkit.files.regular_file import open_regular
 from loaderkit.loader.streams.state import open_stream_state
 from loaderkit.sampling.cursor import Saved, unpack_state
-from loaderkit.system.regular_file import open_regular
 from loaderkit.system.state import StateError
 from loaderkit.system.terminal import coloured
 
@@ -191,7 +191,7 @@ def _data_module(state: Mapping[str, Any]) -> list[str]:
         lines += [f"training data {row}:" if len(fields["train"]) > 1 else "training data:"]
         lines += [f"  {line}" for line in words(inner)]
     if "statistics" in state:
-        from loaderkit.lightning.tables.columns import TableStatistics
+        from loaderkit.datasets.tables.columns import TableStatistics
 
         found = TableStatistics.from_state(state["statistics"])
         lines.append(f"statistics of {len(found.numeric)} numeric and {len(found.categorical)} categorical columns")

@@ -9,7 +9,7 @@ import numpy as np
 from loaderkit.cli.arguments import add_jobs, count, executor_of, named, number
 from loaderkit.cli.report import check_plot, say, table, two_axes
 from loaderkit.cli.source import add_source, source_from
-from loaderkit.loader.lengths import measure_lengths
+from loaderkit.reading.lengths import measure_lengths
 from loaderkit.sampling.by_length.packing import PackPlan
 from loaderkit.sampling.by_length.plans import LengthBuckets, TokenBudget
 from loaderkit.sampling.by_length.summary import BatchCounts, PlanSummary, longest_times_count, summarise

@@ -13,7 +13,10 @@ from loaderkit.cli.report import say, table
 from loaderkit.cli.source import add_source, training_source
 from loaderkit.datasets.places import place_of
 from loaderkit.datasets.streams.dataset import StreamDataset
-from loaderkit.loader import Loader, StepBatch, StepLog, is_step_log, loader_then, locate_in_stream
+from loaderkit.loader.loader import Loader
+from loaderkit.loader.step_file import is_step_log
+from loaderkit.loader.step_log import StepBatch, StepLog, loader_then
+from loaderkit.loader.streams.locate import locate_in_stream
 from loaderkit.sampling.cursor import Cursor, unpack_state
 from loaderkit.system.overrides import is_map_style
 from loaderkit.system.state import StateError

@@ -8,15 +8,16 @@ from typing import Any, Literal
 
 from loaderkit.cli.arguments import add_settings, named, see_own_modules, size
 from loaderkit.datasets.errors import ShardError
+from loaderkit.datasets.find_shards import expand
 from loaderkit.datasets.formats import format_named, formats_of, known_suffixes
 from loaderkit.datasets.images.decode import decode_picture
 from loaderkit.datasets.images.folder import ImageFolder
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import expand, is_remote
 from loaderkit.datasets.shards.tokens import TokenDataset
-from loaderkit.datasets.signatures import describe, is_of
 from loaderkit.datasets.tar.dataset import TarDataset
-from loaderkit.system.regular_file import read_regular
+from loaderkit.files.regular_file import read_regular
+from loaderkit.files.signatures import describe, is_of
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import is_remote
 from loaderkit.system.suggest import suggest_argument
 
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
-from loaderkit.datasets.remote.ranges import BLOCK
-from loaderkit.datasets.remote.storage import REQUESTS
 from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.files.ranges import BLOCK
+from loaderkit.files.storage import REQUESTS
 
 _REQUESTS = 5  # whose median is the latency
 _CLEAR = 1.5  # times the latency

@@ -1,5 +1,1 @@
-"""From a list of samples to a batch."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+"""From a list of samples to a batch. The default, `stack`, is in `system/stack.py`: a stream's `batch` needs it, too."""

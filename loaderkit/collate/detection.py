@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loaderkit.collate.coco import coco_target
 from loaderkit.collate.padding import pad_field
 from loaderkit.collate.rules import Pad
+from loaderkit.datasets.images.boxes import coco_target
 from loaderkit.system.stack import CollateError, difference, from_array, stack_field
 
 _PER_OBJECT = ("boxes", "labels", "masks", "area", "iscrowd")

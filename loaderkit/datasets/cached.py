@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from loaderkit.datasets.base import MapStyle, check_index, knows_lengths, read_many, reads_many
-from loaderkit.datasets.sample_file import ALIGNMENT, SampleFile
 from loaderkit.datasets.typed import as_typed_dataset
+from loaderkit.files.sample_file import ALIGNMENT, SampleFile
 from loaderkit.sampling.fingerprint import fingerprint, fingerprint_of
 from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, SampleRngSeeds, draws
 from loaderkit.seeding.keys import hash_positions

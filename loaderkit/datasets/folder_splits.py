@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.signatures import Found, Read, formats_at
+from loaderkit.files.signatures import Found, Read, formats_at
 
 ENERGON = ".nv-meta/split.yaml"
 _MOST = 1_000_000  # names in one pattern

@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Mapping
 
 from loaderkit.datasets.shards.sharded import ShardedDataset
-from loaderkit.datasets.signatures import describe
+from loaderkit.files.signatures import describe
 
 _CLASSES = {
     "csv": ("loaderkit.datasets.shards.csv", "CsvDataset"),

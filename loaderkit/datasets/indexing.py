@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from loaderkit.datasets.errors import ShardError
+from loaderkit.datasets.find_shards import expand
 from loaderkit.datasets.formats import format_named, format_of, formats_of, known_suffixes
-from loaderkit.datasets.remote.listing import Stat
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import Urls, expand, is_remote, shard_name, stat, write_atomically
 from loaderkit.datasets.shards.folder_index import (
     fitted,
     folder_of,
@@ -36,6 +34,10 @@ from loaderkit.datasets.shards.index import (
     save_index,
 )
 from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.files.atomic import write_atomically
+from loaderkit.files.listing import Stat
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import Urls, is_remote, shard_name, stat
 from loaderkit.system.process_pool import map_tasks
 from loaderkit.system.progress import with_progress
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from loaderkit.datasets.base import check_index, check_indices
 from loaderkit.datasets.memory.packed import Packed
-from loaderkit.sampling.order import digest
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.digests import digest
 
 
 class CutDataset(DeclaresDraws):

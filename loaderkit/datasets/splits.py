@@ -13,11 +13,11 @@ import numpy.typing as npt
 from typing_extensions import TypeVar
 
 from loaderkit.datasets.combine import SubsetDataset
-from loaderkit.datasets.remote.urls import write_atomically
+from loaderkit.files.atomic import write_atomically
+from loaderkit.files.regular_file import read_regular
 from loaderkit.seeding.keys import derive_seed, hash_positions
 from loaderkit.system.arrays import Int64Array, UInt64Array
 from loaderkit.system.html import table
-from loaderkit.system.regular_file import read_regular
 from loaderkit.system.tables import is_frame
 
 VERSION = 1

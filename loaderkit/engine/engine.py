@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-from loaderkit.engine.batch_reader import BatchReader
+from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.system.host import on_host
 from loaderkit.system.nested import pin

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.description import AHEAD, batches_ahead
+from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.nested import map_leaves, pin, tensor_bytes

@@ -22,7 +22,7 @@ import torch.utils.data as torch_data
 from torch import Tensor
 from torch.utils.data._utils import worker as torch_worker
 
-from loaderkit.engine.batch_reader import BatchReader
+from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.containers import CONTAINERS, reduced

@@ -11,8 +11,9 @@ from torch import Tensor
 from torchtitan.components.dataloader import BaseDataLoader
 
 from loaderkit.datasets.streams.dataset import StreamDataset
-from loaderkit.loader import Loader, LoaderConfig
-from loaderkit.system import World
+from loaderkit.loader.config import LoaderConfig
+from loaderkit.loader.loader import Loader
+from loaderkit.system.world import World
 
 Batch = tuple[dict[str, Tensor], Tensor]
 

@@ -7,8 +7,8 @@ import torch
 from typing_extensions import override
 
 from loaderkit.lightning.framework import pl
-from loaderkit.loader import Downloads
-from loaderkit.monitor import DataWaitMonitor
+from loaderkit.loader.downloads import Downloads
+from loaderkit.monitor.monitor import DataWaitMonitor
 from loaderkit.seeding.global_seeds import seed_all
 from loaderkit.seeding.keys import derive_seed
 

@@ -15,11 +15,12 @@ from typing_extensions import override
 from loaderkit.collate.chats import ChatCollate
 from loaderkit.collate.pack import PackCollate
 from loaderkit.collate.rules import Side
-from loaderkit.datasets.chats.dataset import ChatDataset, records_of
-from loaderkit.datasets.chats.messages import CHAT_COLUMNS
-from loaderkit.datasets.chats.preferences import PREFERENCE_COLUMNS, PreferenceDataset
 from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.images.decode import is_picture
+from loaderkit.datasets.rows.chats import ChatDataset
+from loaderkit.datasets.rows.encoder import records_of
+from loaderkit.datasets.rows.messages import CHAT_COLUMNS
+from loaderkit.datasets.rows.preferences import PREFERENCE_COLUMNS, PreferenceDataset
 from loaderkit.datasets.splits import Split, split
 from loaderkit.lightning.base import DataModule
 from loaderkit.lightning.check_data import StageData, factories, is_dict_of_tables, list_stage_data, sources_by_stage
@@ -28,10 +29,10 @@ from loaderkit.lightning.shards import open_shards
 from loaderkit.lightning.text_batching import TextBatching, check_batching
 from loaderkit.lightning.text_sources import is_urls
 from loaderkit.loader.config import LoaderConfig
-from loaderkit.loader.lengths import measure_lengths
-from loaderkit.sampling.order import digest
+from loaderkit.reading.lengths import measure_lengths
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.cpus import Cpus, ranks_on_host
+from loaderkit.system.digests import digest
 from loaderkit.system.suggest import suggest_argument, suggest_arguments
 
 L = TypeVar("L", bound=TrainerLoader)

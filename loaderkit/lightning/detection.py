@@ -18,11 +18,11 @@ from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture
 from loaderkit.datasets.splits import split
+from loaderkit.files.regular_file import read_regular
 from loaderkit.lightning.base import DataModule
 from loaderkit.lightning.check_data import StageData, factories, list_stage_data, sources_by_stage
 from loaderkit.loader.config import LoaderConfig
-from loaderkit.sampling.order import digest
-from loaderkit.system.regular_file import read_regular
+from loaderkit.system.digests import digest
 from loaderkit.system.suggest import suggest_arguments
 
 DetectionData = str | os.PathLike[str] | Sequence[Mapping[str, Any]]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from loaderkit.datasets.find_shards import expand
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.folder import EXTENSIONS, ImageFolder
 from loaderkit.datasets.images.torchvision import (
@@ -18,8 +19,8 @@ from loaderkit.datasets.images.torchvision import (
     open_torchvision,
     torchvision_kind,
 )
-from loaderkit.datasets.remote.urls import Urls, expand
 from loaderkit.datasets.tar.dataset import TarDataset
+from loaderkit.files.urls import Urls
 from loaderkit.lightning.base import DataModule
 from loaderkit.lightning.check_data import STAGES, StageData, factories, list_stage_data, sources_by_stage
 from loaderkit.lightning.shards import index_shards

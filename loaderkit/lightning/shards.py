@@ -8,10 +8,11 @@ from typing import Any
 
 from typing_extensions import override
 
+from loaderkit.datasets.find_shards import expand
 from loaderkit.datasets.formats import format_named, formats_of, known_suffixes
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import Urls, expand
 from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import Urls
 from loaderkit.lightning.base import DataModule
 from loaderkit.lightning.check_data import STAGES, StageData, factories, list_stage_data, sources_by_stage
 from loaderkit.loader.config import LoaderConfig

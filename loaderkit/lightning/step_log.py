@@ -7,7 +7,8 @@ from typing_extensions import override
 
 from loaderkit.lightning.framework import pl
 from loaderkit.lightning.loaders import TrainLoader
-from loaderkit.loader import Loader, StepLog
+from loaderkit.loader.loader import Loader
+from loaderkit.loader.step_log import StepLog
 
 
 class StepLogCallback(pl.Callback):

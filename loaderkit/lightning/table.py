@@ -7,14 +7,14 @@ from typing import Any
 from typing_extensions import override
 
 from loaderkit.datasets.memory.array import ArrayDataset
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import Urls
+from loaderkit.datasets.tables.columns import TableColumns, TableStatistics
+from loaderkit.datasets.tables.files import read_table
+from loaderkit.datasets.tables.fit import fit_table
+from loaderkit.datasets.tables.values import Table, Value
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import Urls
 from loaderkit.lightning.base import DataModule
 from loaderkit.lightning.check_data import StageData, factories, is_dict_of_tables, list_stage_data, sources_by_stage
-from loaderkit.lightning.tables.columns import TableColumns, TableStatistics
-from loaderkit.lightning.tables.files import read_table
-from loaderkit.lightning.tables.fit import fit_table
-from loaderkit.lightning.tables.values import Table, Value
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.loader import Loader
 from loaderkit.system.state import StateError

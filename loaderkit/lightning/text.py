@@ -12,8 +12,8 @@ from typing_extensions import override
 from loaderkit.collate.pack import PackCollate
 from loaderkit.collate.pad import PadCollate
 from loaderkit.collate.rules import Pad
+from loaderkit.datasets.rows.texts import TokenSpans, tokenize
 from loaderkit.datasets.splits import split
-from loaderkit.datasets.texts import TokenSpans, tokenize
 from loaderkit.lightning.base import DataModule
 from loaderkit.lightning.check_data import StageData, factories, is_dict_of_tables, list_stage_data, sources_by_stage
 from loaderkit.lightning.loaders import TrainerLoader

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from loaderkit.datasets.remote.urls import Urls, expand
+from loaderkit.datasets.find_shards import expand
+from loaderkit.files.urls import Urls
 from loaderkit.lightning.shards import open_shards
 from loaderkit.system.tables import by_position, columns_of, is_arrow, is_frame
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.shards.sharded import ShardedDataset, shards_within
+from loaderkit.files.storage import Storage
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import Plan

@@ -6,8 +6,12 @@ from typing import Any
 import torch
 
 from loaderkit.datasets.memory.array import in_memory
-from loaderkit.engine import BatchReader, Description, Engine, InlineEngine, ThreadsEngine, TorchEngine
+from loaderkit.engine.description import Description
+from loaderkit.engine.engine import Engine, InlineEngine
+from loaderkit.engine.threads import ThreadsEngine
+from loaderkit.engine.torch import TorchEngine
 from loaderkit.loader.config import LoaderConfig
+from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.system.nested import should_pin
 from loaderkit.system.pickling import start_method
 
@@ -36,7 +40,7 @@ def make_engine(reader: BatchReader, config: LoaderConfig, num_workers: int, *, 
     common |= {"multiprocessing_context": config.multiprocessing_context, "worker_init_fn": config.worker_init_fn}
     if name == "torch":
         return TorchEngine(reader, **common)
-    from loaderkit.engine import RingEngine  # its import takes time
+    from loaderkit.engine.ring.engine import RingEngine  # its import takes time
 
     # Slots are pinned in place only if the loader itself copies batches to the device: it holds them until that is done.
     in_place = device if device is not None and device.type == "cuda" else None

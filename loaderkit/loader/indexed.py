@@ -8,9 +8,8 @@ from typing import Any
 
 from loaderkit.datasets.bad_samples import JUDGED_FROM, Reported
 from loaderkit.datasets.shards.sharded import shards_within
-from loaderkit.engine import Engine
-from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.description import Description
+from loaderkit.engine.engine import Engine
 from loaderkit.engine.threads import check_threads
 from loaderkit.loader.checks import (
     check_indexed,
@@ -27,12 +26,13 @@ from loaderkit.loader.indexed_plan import block_of, make_plan
 from loaderkit.loader.indexed_reader import make_reader, replacements
 from loaderkit.loader.passes import Mark, Passes
 from loaderkit.loader.position import Position
+from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.sampling.cursor import Cursor, Identity, Saved, check_resume, pack_state, unpack_state
 from loaderkit.sampling.fingerprint import named_as_saved, nameless
 from loaderkit.sampling.plan import BatchKey, Plan
 from loaderkit.sampling.skipping_plan import leave_out_more
 from loaderkit.sampling.skips import Skips
-from loaderkit.seeding import workers_seed
+from loaderkit.seeding.global_seeds import workers_seed
 from loaderkit.seeding.private import Found, PrivatePolicy
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.overrides import defines

@@ -4,8 +4,8 @@ import functools
 from typing import Any
 
 from loaderkit.datasets.shards.finished import finished_shards
-from loaderkit.engine.batch_reader import BatchReader, StagedReader
 from loaderkit.loader.config import LoaderConfig
+from loaderkit.reading.batch_reader import BatchReader, StagedReader
 from loaderkit.sampling.order import Order, Sequential
 from loaderkit.sampling.plan import Plan
 from loaderkit.sampling.skipping_plan import Remaining

@@ -177,7 +177,7 @@ class Loader(Generic[Batch]):
     @property
     def collate_fn(self) -> Callable[[list[Any]], Batch]:
         """The function that makes a batch from a list of samples; by default `PackCollate` for rows of a `pack`, else `stack`."""
-        from loaderkit.loader.packed_rows import default_collate
+        from loaderkit.reading.packed_rows import default_collate
         from loaderkit.system.stack import stack
 
         given = self.config.collate_fn

@@ -16,12 +16,13 @@ from loaderkit.datasets.combine import ConcatDataset
 from loaderkit.sampling.batch_plan import BatchPlan
 from loaderkit.sampling.cursor import Cursor, bad_cursor
 from loaderkit.sampling.fingerprint import fingerprint
-from loaderkit.sampling.order import Order, shortened
+from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import BatchKey, Plan, PlanPart
 from loaderkit.sampling.sources import Sources, shuffled_source
 from loaderkit.sampling.staged_order import Blend, StagedOrder, StageOrder
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.checks import check_integer, plain_integer
+from loaderkit.system.digests import shortened
 from loaderkit.system.html import table
 from loaderkit.system.overrides import is_map_style, own_attribute
 from loaderkit.system.suggest import did_you_mean

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from loaderkit.sampling.cursor import Cursor, bad_cursor
 from loaderkit.sampling.keys import Keys, drawn_keys
-from loaderkit.sampling.order import cached, digest
+from loaderkit.sampling.order import cached
 from loaderkit.sampling.plan import BatchKey, Plan, Tail
 from loaderkit.sampling.samplers import Drawing, SamplerOrder
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.digests import digest
 from loaderkit.system.indices import FROM_MASK
 from loaderkit.system.world import World
 

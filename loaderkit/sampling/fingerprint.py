@@ -17,8 +17,8 @@ import torch
 import torch.utils.data as torch_data
 from torch import Tensor
 
-from loaderkit.sampling.order import digest, shortened
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.digests import digest, shortened
 from loaderkit.system.names import has_class
 from loaderkit.system.overrides import own_attribute
 

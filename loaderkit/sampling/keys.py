@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from loaderkit.sampling.order import digest
+from loaderkit.system.digests import digest
 from loaderkit.system.indices import FROM_MASK
 
 Keys = npt.NDArray[Any]  # indices (N,) int64, or keys (N,) of any other kind as objects

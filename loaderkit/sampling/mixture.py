@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.sampling.order import Order, shortened
+from loaderkit.sampling.order import Order
 from loaderkit.sampling.sources import Sources, shuffled_source, split_window, spread
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_integer, plain_integer
+from loaderkit.system.digests import shortened
 
 _SHOWN = 4  # sources in a repr
 

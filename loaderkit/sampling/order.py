@@ -1,6 +1,5 @@
 """Orders: pure functions from (seed, epoch, position) to a dataset index, evaluated at any position."""
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from loaderkit.sampling.permutation import permutation
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_integer, plain_integer
+from loaderkit.system.digests import digest
 from loaderkit.system.indices import as_indices
 from loaderkit.system.world import World
 
@@ -131,20 +131,6 @@ def cached(order: Any, epoch: int, make: Callable[[], Any]) -> Any:
         epochs.clear()
         epochs[epoch] = value
     return value
-
-
-def digest(*parts: npt.NDArray[Any] | bytes | str) -> str:
-    """Return a hash of arrays, bytes or texts together, 16 characters."""
-    found = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        content = part.encode(errors="surrogatepass") if isinstance(part, str) else part
-        found.update(content if isinstance(content, bytes) else content.tobytes())
-    return found.hexdigest()
-
-
-def shortened(text: str) -> str:
-    """Return a text of at most 200 characters as it is, and the hash of a longer one."""
-    return text if len(text) <= 200 else digest(text)
 
 
 @dataclass(frozen=True)

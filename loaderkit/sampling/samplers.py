@@ -10,11 +10,12 @@ import numpy.typing as npt
 import torch.utils.data as torch_data
 
 from loaderkit.sampling.keys import Keys, digest_of, drawn_keys
-from loaderkit.sampling.order import Order, cached, digest
+from loaderkit.sampling.order import Order, cached
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_integer, plain_integer
+from loaderkit.system.digests import digest
 
 ENDLESS = 1 << 62  # the size of an epoch without an end
 _MOST = 1 << 16  # indices of a sampler without a length that are drawn at the epoch's start, unless the data is large

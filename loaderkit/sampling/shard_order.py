@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.sampling.order import Order, Shuffled, cached, digest
+from loaderkit.sampling.order import Order, Shuffled, cached
 from loaderkit.sampling.permutation import permutation
 from loaderkit.seeding.keys import derive_seed, hash_positions
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import plain_integer
+from loaderkit.system.digests import digest
 from loaderkit.system.overrides import own_attribute
 from loaderkit.system.world import World
 

@@ -1,5 +1,1 @@
 """From a dataset to shards: tar, Parquet or token files."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -11,11 +11,11 @@ import numpy as np
 
 from loaderkit.datasets.arrow.parquet import ParquetDataset
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.remote.urls import is_remote
 from loaderkit.datasets.shards.documents import DocumentDataset
 from loaderkit.datasets.shards.index import content_checksum, saved_indexes
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.datasets.tar.dataset import TarDataset
+from loaderkit.files.urls import is_remote
 from loaderkit.system.process_pool import map_tasks
 from loaderkit.system.progress import with_progress
 from loaderkit.writing.format import WriteError

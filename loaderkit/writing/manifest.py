@@ -21,9 +21,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from loaderkit.datasets.remote.urls import INDEX_SUFFIX, side_folder, sync_folder, write_atomically
 from loaderkit.datasets.shards.folder_index import FOLDER_INDEX
 from loaderkit.datasets.shards.index import ShardIndex, read_index
+from loaderkit.files.atomic import sync_folder, write_atomically
+from loaderkit.files.urls import INDEX_SUFFIX, side_folder
 from loaderkit.writing.format import WriteError
 
 VERSION = 1

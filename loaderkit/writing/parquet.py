@@ -12,7 +12,7 @@ import numpy as np
 
 from loaderkit.datasets.arrow.parquet import ParquetDataset
 from loaderkit.datasets.shards.index import ShardIndex
-from loaderkit.sampling.order import digest
+from loaderkit.system.digests import digest
 from loaderkit.writing.format import Sample, WriteError, Written, check_fields, to_array, to_fields
 
 _WAY_OUT = "Give the types of all columns with ParquetFormat(schema=...)."

@@ -15,10 +15,11 @@ from typing import Any, Literal
 import numpy as np
 
 from loaderkit.datasets.base import MapStyle, read_many
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import is_remote, sync_folder, write_atomically
 from loaderkit.datasets.shards.folder_index import read_folder_index, replace_indexes
 from loaderkit.datasets.shards.index import beside_path, content_checksum
+from loaderkit.files.atomic import sync_folder, write_atomically
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import is_remote
 from loaderkit.sampling.fingerprint import fingerprint, named_as_saved
 from loaderkit.sampling.order import Order, Sequential, Shuffled
 from loaderkit.seeding.keys import hash_positions

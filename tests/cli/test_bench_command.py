@@ -12,21 +12,10 @@ import pytest
 import torch
 
 import loaderkit as lk
-from loaderkit.cli import (
-    INLINE,
-    Cost,
-    Costs,
-    Measured,
-    Report,
-    Setting,
-    Subject,
-    advise,
-    main,
-    measure_costs,
-    settings_of,
-    subject_of,
-    turns,
-)
+from loaderkit.cli.bench.measure import Cost, Costs, Measured, advise, measure_costs, settings_of, turns
+from loaderkit.cli.bench.report import Report
+from loaderkit.cli.bench.subject import INLINE, Setting, Subject, subject_of
+from loaderkit.cli.command import main
 
 
 class Slow:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from loaderkit import __version__
-from loaderkit.cli import main
+from loaderkit.cli.command import main
 
 
 @pytest.fixture

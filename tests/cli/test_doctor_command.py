@@ -13,10 +13,11 @@ import torch
 import torch.utils.data as torch_data
 
 import loaderkit as lk
-from loaderkit.cli import Host, available_memory, check_data, check_host, in_units, main, measure, subject_of
-from loaderkit.cli.doctor import describe_store
+from loaderkit.cli.bench.subject import subject_of
+from loaderkit.cli.command import main
+from loaderkit.cli.doctor import Host, available_memory, check_data, check_host, describe_store, in_units, measure
 from loaderkit.cli.store import StoreSpeed, measure_store
-from loaderkit.system import Cpus
+from loaderkit.system.cpus import Cpus
 
 ROOMY = Host(
     cpus=Cpus(8),

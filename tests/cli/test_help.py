@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import loaderkit
 
-from loaderkit.cli import main
+from loaderkit.cli.command import main
 
 COMMANDS = ("bench", "doctor", "index", "inspect", "lengths", "locate", "preview", "shard", "verify")
 

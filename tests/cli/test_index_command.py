@@ -20,11 +20,13 @@ from shards_written import folder_index, side
 from tasks import failing
 
 import loaderkit as lk
-from loaderkit.cli import main
-from loaderkit.datasets import FOLDER_INDEX, JsonlDataset, ShardIndex, find_formats, format_named, format_of, index_path
-from loaderkit.datasets import INDEX_SUFFIX as SUFFIX
-from loaderkit.datasets.shards.folder_index import to_bytes
-from loaderkit.system import map_in_processes
+from loaderkit.cli.command import main
+from loaderkit.datasets.formats import find_formats, format_named, format_of
+from loaderkit.datasets.shards.folder_index import FOLDER_INDEX, to_bytes
+from loaderkit.datasets.shards.index import ShardIndex, index_path
+from loaderkit.datasets.shards.jsonl import JsonlDataset
+from loaderkit.files.urls import INDEX_SUFFIX as SUFFIX
+from loaderkit.system.process_pool import map_in_processes
 
 
 @pytest.fixture

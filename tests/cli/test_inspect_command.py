@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 import loaderkit as lk
-from loaderkit.cli import main
+from loaderkit.cli.command import main
 
 BATCHES = 3
 

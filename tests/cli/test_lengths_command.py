@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import loaderkit as lk
-from loaderkit.cli import main
+from loaderkit.cli.command import main
 
 SIZES = np.minimum(np.random.default_rng(0).lognormal(3, 0.8, 500), 300).astype(int)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import loaderkit as lk
-from loaderkit.cli import main
+from loaderkit.cli.command import main
 
 
 class Pair(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 from servers import Faulty, SlowStore, run_s3, run_store
 
 import loaderkit as lk
-from loaderkit.cli import main
+from loaderkit.cli.command import main
 
 SHARDS, EACH, BYTES = 4, 16, 600_000  # more than 8 MiB a shard: smaller ones are waited for
 

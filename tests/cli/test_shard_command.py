@@ -21,10 +21,10 @@ from images_made import encode, picture
 from shards_written import contents, folder_index, hidden, manifest
 
 import loaderkit as lk
-from loaderkit.cli import main
-from loaderkit.datasets import ShardIndex, save_index
+from loaderkit.cli.command import main
 from loaderkit.datasets.shards.folder_index import to_bytes
-from loaderkit.writing import MANIFEST
+from loaderkit.datasets.shards.index import ShardIndex, save_index
+from loaderkit.writing.manifest import MANIFEST
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from torch import Tensor
 from torchvision import tv_tensors
 
 import loaderkit as lk
-from loaderkit.collate import stack
-from loaderkit.system import pin, to_device
+from loaderkit.system.nested import pin, to_device
+from loaderkit.system.stack import stack
 
 
 @pytest.fixture(autouse=True)

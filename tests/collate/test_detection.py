@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torchvision import tv_tensors
 
 import loaderkit as lk
-from loaderkit.collate import CollateError, draw_segmentation
+from loaderkit.datasets.images.boxes import draw_segmentation
+from loaderkit.system.stack import CollateError
 
 
 @st.composite

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import loaderkit as lk
-from loaderkit.collate import stack
+from loaderkit.system.stack import stack
 
 
 class MetaTensor(Tensor):

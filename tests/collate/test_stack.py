@@ -23,7 +23,7 @@ from torch.utils.data import default_collate
 from torchvision import tv_tensors
 
 import loaderkit as lk
-from loaderkit.collate import CollateError, stack
+from loaderkit.system.stack import CollateError, stack
 
 
 class Point(NamedTuple):

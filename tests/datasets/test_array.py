@@ -14,7 +14,7 @@ from drawing import equal
 from torch.utils.data import default_collate
 
 import loaderkit as lk
-from loaderkit.collate import stack
+from loaderkit.system.stack import stack
 
 Row = namedtuple("Row", ["a", "b"])  # noqa: PYI024
 SIZE = 11

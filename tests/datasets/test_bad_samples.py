@@ -16,8 +16,9 @@ import torch
 from drawing import BreakAt, draws, equal, generator_states, rows, take
 
 import loaderkit as lk
-from loaderkit.datasets import BadSampleCount, ConcatDataset, MapDataset, Reported, portable
-from loaderkit.system import Retry
+from loaderkit.datasets.bad_samples import BadSampleCount, Reported, portable
+from loaderkit.datasets.combine import ConcatDataset, MapDataset
+from loaderkit.system.retry import Retry
 
 SIZE = 23
 FAST = Retry(attempts=3, wait_s=0)

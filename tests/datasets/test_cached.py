@@ -24,8 +24,8 @@ from PIL import Image
 from torchvision import tv_tensors
 
 import loaderkit as lk
-from loaderkit.datasets import knows_lengths, reads_many
-from loaderkit.sampling import fingerprint_of
+from loaderkit.datasets.base import knows_lengths, reads_many
+from loaderkit.sampling.fingerprint import fingerprint_of
 
 SIZE, BATCH, ROOM = 40, 6, 1 << 20
 FORK = multiprocessing.get_context("fork")

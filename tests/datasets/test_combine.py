@@ -11,7 +11,8 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import loaderkit as lk
-from loaderkit.datasets import ConcatDataset, MapDataset, SubsetDataset, ZipDataset, reads_batches, reads_many
+from loaderkit.datasets.base import reads_batches, reads_many
+from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
 
 ARRAY = lk.ArrayDataset(torch.arange(5) * 10)
 LIST = ["a", "b", "c", "d", "e"]

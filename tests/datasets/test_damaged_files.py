@@ -27,7 +27,8 @@ from png_made import KINDS, chunk, header, png, with_checksums
 from tars_made import make
 
 import loaderkit as lk
-from loaderkit.datasets import decode_picture, index_path
+from loaderkit.datasets.images.decode import decode_picture
+from loaderkit.datasets.shards.index import index_path
 
 _NO_PRECISION = 9  # bits a channel, which no decoder of JPEG has
 MOST = 40  # samples that are read of a damaged file

@@ -10,7 +10,7 @@ from drawing import equal
 from shards import SIZES, check_laws, check_reads, with_draws
 
 import loaderkit as lk
-from loaderkit.datasets import reads_batches
+from loaderkit.datasets.base import reads_batches
 
 
 def write(folder: Path, sizes: list[int], dtype: str = "uint16", least: int = 0) -> list[Any]:

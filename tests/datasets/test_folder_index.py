@@ -17,9 +17,8 @@ from servers import SlowStore, run_store
 from shards_written import NeverScans, as_earlier, folder_index, side
 
 import loaderkit as lk
-from loaderkit.cli import main
-from loaderkit.datasets import FOLDER_INDEX
-from loaderkit.datasets.shards.folder_index import to_bytes
+from loaderkit.cli.command import main
+from loaderkit.datasets.shards.folder_index import FOLDER_INDEX, to_bytes
 from loaderkit.testing import assert_exactly_once, assert_resumable
 
 TEXTS = [{"cls": number, "txt": f"text {number}" * (number % 5)} for number in range(97)]

@@ -16,8 +16,8 @@ from sealed import reseal
 from shards import as_list, check_laws, check_reads, with_draws
 
 import loaderkit as lk
-from loaderkit.collate import stack
-from loaderkit.sampling import fingerprint
+from loaderkit.sampling.fingerprint import fingerprint
+from loaderkit.system.stack import stack
 
 
 def rows(size: int) -> list[dict[str, Any]]:

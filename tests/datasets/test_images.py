@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 
 import loaderkit as lk
 from loaderkit import testing
-from loaderkit.datasets import decode_picture
+from loaderkit.datasets.images.decode import decode_picture
 
 Decode = Callable[[bytes], Tensor]
 

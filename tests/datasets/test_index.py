@@ -15,16 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import loaderkit as lk
-from loaderkit.datasets import (
+from loaderkit.datasets.shards.index import (
     ShardIndex,
     beside_path,
     default_folder,
     index_path,
     save_index,
     saved_indexes,
-    stat,
-    write_atomically,
 )
+from loaderkit.files.atomic import write_atomically
+from loaderkit.files.urls import stat
 
 INDEX = ShardIndex(
     kind="toy-1", count=3, size_bytes=7, changed_ns=2**62, offsets=np.array([[0, 1], [1, 2**40], [5, 7]])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tier import examples
 
 import loaderkit as lk
-from loaderkit.datasets import LineFile, scan_lines
+from loaderkit.datasets.shards.lines import LineFile, scan_lines
 
 BOM = b"\xef\xbb\xbf"
 

@@ -11,8 +11,8 @@ from drawing import equal
 from shards import SIZES, check_laws, check_reads, with_draws
 
 import loaderkit as lk
-from loaderkit.collate import stack
-from loaderkit.datasets import reads_batches
+from loaderkit.datasets.base import reads_batches
+from loaderkit.system.stack import stack
 
 
 def write(folder: Path, sizes: list[int], row: tuple[int, ...] = (2,), dtype: str = "int32") -> list[Any]:

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 
-from loaderkit.datasets import decode_npy, read_npy_header
+from loaderkit.datasets.shards.npyheader import decode_npy, read_npy_header
 
 THREADS, READS = 8, 1000
 DTYPES = ["bool", "int8", "uint16", ">i4", "int64", "float16", ">f8", "complex64", "U3", ">U2", "S5", "m8[s]", "M8[ns]"]

@@ -15,8 +15,9 @@ from drawing import equal
 from shards import SIZES, check_laws, with_draws
 
 import loaderkit as lk
-from loaderkit.collate import stack
-from loaderkit.datasets import index_path, reads_batches
+from loaderkit.datasets.base import reads_batches
+from loaderkit.datasets.shards.index import index_path
+from loaderkit.system.stack import stack
 
 KINDS = ["parquet", "arrow", "stream", "feather"]
 

@@ -15,7 +15,8 @@ from token_files import write_documents
 
 import loaderkit as lk
 from loaderkit import testing
-from loaderkit.datasets import Place, place_of, reads_batches
+from loaderkit.datasets.base import reads_batches
+from loaderkit.datasets.places import Place, place_of
 
 SIZES = [5, 0, 17, 8, 30, 1, 24, 3, 41, 2, 9, 16]
 

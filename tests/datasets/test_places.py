@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import loaderkit as lk
-from loaderkit.datasets import Place, place_of
+from loaderkit.datasets.places import Place, place_of
 
 SIZES = (3, 0, 5, 1)
 TOTAL = sum(SIZES)

@@ -18,8 +18,9 @@ from drawing import equal
 from shards import SIZES, check_laws, check_reads, with_draws
 
 import loaderkit as lk
-from loaderkit.datasets import ShardedDataset, ShardIndex, beside_path, index_path
-from loaderkit.system import Int64Array
+from loaderkit.datasets.shards.index import ShardIndex, beside_path, index_path
+from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.system.arrays import Int64Array
 
 
 class ByteFile:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tier import examples
 
 import loaderkit as lk
-from loaderkit.datasets import SubsetDataset
+from loaderkit.datasets.combine import SubsetDataset
 
 SHARES = {"train": 0.8, "val": 0.1, "test": 0.1}
 

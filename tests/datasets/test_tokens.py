@@ -13,8 +13,8 @@ from shards import SIZES, check_laws, check_reads, with_draws
 from tier import examples
 
 import loaderkit as lk
-from loaderkit.collate import stack
-from loaderkit.datasets import reads_batches
+from loaderkit.datasets.base import reads_batches
+from loaderkit.system.stack import stack
 
 
 def write(folder: Path, sizes: list[int], dtype: str = "uint16") -> list[Any]:

@@ -6,7 +6,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from loaderkit.datasets import Storage, expand, is_remote, open_file, side_folder, stat
+from loaderkit.datasets.find_shards import expand
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import is_remote, open_file, side_folder, stat
 
 NAMES = ["a.x", "b.x", "B.x", "10.x", "9.x", "sub/c.x", "sub/.hidden.x", ".hidden/d.x", "a.x.lkindex", "a.y", "README"]
 SHARDS = sorted(["a.x", "b.x", "B.x", "10.x", "9.x", "sub/c.x"])

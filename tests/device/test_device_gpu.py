@@ -13,8 +13,8 @@ from images_made import encode, picture
 from PIL import Image
 
 import loaderkit as lk
-from loaderkit.datasets import decode_picture
-from loaderkit.device import prefetch
+from loaderkit.datasets.images.decode import decode_picture
+from loaderkit.device.prefetch import prefetch
 
 pytestmark = pytest.mark.gpu
 SIZE = 1 << 22  # floats: 16 MiB

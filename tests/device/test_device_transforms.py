@@ -14,8 +14,10 @@ from PIL import Image
 from torchvision.transforms import v2
 
 import loaderkit as lk
-from loaderkit.datasets import Ragged, decode_picture
-from loaderkit.device import BACKENDS, prefetch
+from loaderkit.datasets.images.decode import decode_picture
+from loaderkit.datasets.ragged import Ragged
+from loaderkit.device.cuda import BACKENDS
+from loaderkit.device.prefetch import prefetch
 
 
 @pytest.fixture(params=["no streams", "fake"], autouse=True)

@@ -15,7 +15,8 @@ from fake_cuda import FakeCuda, SlotBatches, wanted
 from torch import Tensor
 
 import loaderkit as lk
-from loaderkit.device import BACKENDS, Fetched, HostBatches, Prefetcher, prefetch, seeded
+from loaderkit.device.cuda import BACKENDS, HostBatches
+from loaderkit.device.prefetch import Fetched, Prefetcher, prefetch, seeded
 
 Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024
 POLICIES = ["all", "none", "side", "consumer", *(f"random {seed}" for seed in range(6))]

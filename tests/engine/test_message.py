@@ -12,7 +12,7 @@ import torch
 from drawing import equal
 
 import loaderkit as lk
-from loaderkit.engine import seal
+from loaderkit.engine.torch import seal
 
 SMALL = 1 << 17  # bytes: larger tensors travel in shared memory
 

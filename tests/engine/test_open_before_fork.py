@@ -117,7 +117,7 @@ def test_other_start_methods_share_nothing(tmp_path: Path) -> None:
 
 
 def test_looking_is_quick() -> None:
-    from loaderkit.system import find_open_files
+    from loaderkit.system.open_before_fork import find_open_files
 
     data = Holds([{"path": str(n), "box": [n, (n, [n])]} for n in range(100_000)])
     times = []

@@ -21,8 +21,11 @@ from leftovers import found, more, nothing_left
 from torchvision import tv_tensors
 
 import loaderkit as lk
-from loaderkit.engine import BatchReader, RingEngine, Slots, read_batch, write_batch
-from loaderkit.sampling import BatchPlan
+from loaderkit.engine.ring.engine import RingEngine
+from loaderkit.engine.ring.pickled import read_batch, write_batch
+from loaderkit.engine.ring.slots import Slots
+from loaderkit.reading.batch_reader import BatchReader
+from loaderkit.sampling.batch_plan import BatchPlan
 
 RING: dict[str, Any] = {"engine": "ring", "num_workers": 2, "timeout": 60}
 

@@ -26,8 +26,10 @@ import torch
 from leftovers import nothing_left
 
 import loaderkit as lk
-from loaderkit.engine import BatchReader, RingEngine, WorkerDied
-from loaderkit.sampling import BatchPlan
+from loaderkit.engine.ring.engine import RingEngine
+from loaderkit.engine.ring.team import WorkerDied
+from loaderkit.reading.batch_reader import BatchReader
+from loaderkit.sampling.batch_plan import BatchPlan
 
 BAD = 17  # the index of the sample at which something happens
 RING: dict[str, Any] = {"engine": "ring", "num_workers": 2, "multiprocessing_context": "fork"}

@@ -15,7 +15,8 @@ import torch.utils.data as torch_data
 from torch import Tensor
 
 import loaderkit as lk
-from loaderkit.engine import Slots, read_batch, write_batch
+from loaderkit.engine.ring.pickled import read_batch, write_batch
+from loaderkit.engine.ring.slots import Slots
 
 
 @pytest.fixture

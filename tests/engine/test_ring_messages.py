@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderkit.engine import Answer, Inbox, pack_key, unpack_key
-from loaderkit.sampling import BatchKey
+from loaderkit.engine.ring.messages import Answer, Inbox, pack_key, unpack_key
+from loaderkit.sampling.plan import BatchKey
 
 PIPE = 1 << 16
 HEAD = len(Answer(0, 0, 0, 0, b"", b"").head())

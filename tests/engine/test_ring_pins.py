@@ -13,8 +13,10 @@ from forked import in_fork
 from leftovers import nothing_left
 
 import loaderkit as lk
-from loaderkit.engine import BatchReader, RingEngine, cuda_runtime
-from loaderkit.sampling import BatchPlan
+from loaderkit.engine.ring.engine import RingEngine
+from loaderkit.engine.ring.pins import cuda_runtime
+from loaderkit.reading.batch_reader import BatchReader
+from loaderkit.sampling.batch_plan import BatchPlan
 
 
 class Cudart:

@@ -154,7 +154,7 @@ def read(folder: Path, written: bool) -> dict[str, Any]:
 def open_by_loaderkit(folder: Path) -> None:
     """Do all that reads: open, index, read with workers, preview."""
     import loaderkit as lk
-    from loaderkit.cli import main
+    from loaderkit.cli.command import main
 
     made = {
         "parquet": lk.ParquetDataset,

@@ -17,9 +17,12 @@ from images_made import encode, picture
 from tars_made import make as make_tar
 
 import loaderkit as lk
-from loaderkit.cli import main
-from loaderkit.datasets import INDEX_SUFFIX, ShardedDataset, beside_path, index_path, read_many
+from loaderkit.cli.command import main
+from loaderkit.datasets.base import read_many
 from loaderkit.datasets.shards import index as index_module
+from loaderkit.datasets.shards.index import beside_path, index_path
+from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.files.urls import INDEX_SUFFIX
 
 ROWS = range(12)
 

@@ -12,9 +12,9 @@ import torch
 from datasets_made import KINDS, public_datasets
 
 import loaderkit as lk
-from loaderkit.datasets import knows_lengths, reads_batches, reads_columns, reads_many
-from loaderkit.engine import takes_batches
-from loaderkit.seeding import draws_nothing
+from loaderkit.datasets.base import knows_lengths, reads_batches, reads_columns, reads_many
+from loaderkit.reading.batch_reader import takes_batches
+from loaderkit.seeding.draws import draws_nothing
 
 FASTER = {
     "read_batch": reads_batches,

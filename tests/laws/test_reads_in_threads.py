@@ -14,7 +14,8 @@ from datasets_made import KINDS, public_datasets
 from drawing import equal
 from leftovers import nothing_left
 
-from loaderkit.datasets import ShardedDataset, reads_batches, reads_columns, reads_many
+from loaderkit.datasets.base import reads_batches, reads_columns, reads_many
+from loaderkit.datasets.shards.sharded import ShardedDataset
 
 THREADS, READS = 8, 40
 SHORT, LONG = 3, 20  # indices in a read

@@ -11,7 +11,7 @@ import torch.utils.data as torch_data
 from datasets_made import KINDS, public_datasets
 
 import loaderkit as lk
-from loaderkit.sampling import as_order
+from loaderkit.sampling.samplers import as_order
 
 READS = {"open", "os.listdir", "os.scandir", "socket.connect", "socket.getaddrinfo", "mmap.__new__"}
 seen: list[str] | None = None
@@ -51,7 +51,7 @@ def test_a_dataset_names_its_type_and_its_size(name: str, tmp_path: Path) -> Non
 
 
 def test_preview_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from loaderkit.cli import main
+    from loaderkit.cli.command import main
 
     path = tmp_path / "numbers.jsonl"
     path.write_text("1\n2\n3\n")

@@ -14,7 +14,7 @@ import torch
 from drawing import equal
 
 import loaderkit as lk
-from loaderkit.collate import stack
+from loaderkit.system.stack import stack
 
 DTYPES = [
     "bool",

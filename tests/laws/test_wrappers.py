@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import loaderkit as lk
-from loaderkit.datasets import knows_lengths, reads_batches, reads_columns, reads_many
-from loaderkit.engine import takes_batches
+from loaderkit.datasets.base import knows_lengths, reads_batches, reads_columns, reads_many
+from loaderkit.reading.batch_reader import takes_batches
 from loaderkit.sampling.cursor import unpack_state
-from loaderkit.seeding import draws_nothing
+from loaderkit.seeding.draws import draws_nothing
 
 PUBLIC = sorted(public_datasets() - {"ParquetDataset"} | {"ParquetDataset ragged", "TokenDataset with rests"})
 ABILITIES = [  # all that a Loader, a plan or a wrapper of ours asks a dataset for

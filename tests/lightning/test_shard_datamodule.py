@@ -15,7 +15,8 @@ from drawing import draws
 from lightning.pytorch.cli import LightningCLI
 
 import loaderkit as lk
-from loaderkit.datasets import INDEX_SUFFIX, index_path
+from loaderkit.datasets.shards.index import index_path
+from loaderkit.files.urls import INDEX_SUFFIX
 
 ROWS, SHARDS = 60, 4
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from loaderkit import Loader, LoaderConfig, Sequential
-from loaderkit.sampling import BatchPlan
+from loaderkit.sampling.batch_plan import BatchPlan
 
 PLAN = BatchPlan(order=Sequential(4), batch_size=2)
 

@@ -9,7 +9,8 @@ import fsspec
 import pytest
 
 import loaderkit as lk
-from loaderkit.cli import Host, check_data, subject_of
+from loaderkit.cli.bench.subject import subject_of
+from loaderkit.cli.doctor import Host, check_data
 
 SHARDS, SIZE = 40, 1000
 

@@ -17,7 +17,8 @@ from slow_data import HandClock, Slow
 from tier import examples
 
 import loaderkit as lk
-from loaderkit.monitor import Sums, WaitSummary, remedy, workers_needed
+from loaderkit.monitor.remedy import remedy, workers_needed
+from loaderkit.monitor.waits import Sums, WaitSummary
 
 MS = 1_000_000
 

@@ -16,16 +16,28 @@ import torch
 from drawing import Drawing, drawing_collate
 
 import loaderkit as lk
-from loaderkit.datasets import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
-from loaderkit.engine import BatchReader
-from loaderkit.sampling import BatchPlan
+from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
+from loaderkit.reading.batch_reader import BatchReader
+from loaderkit.sampling.batch_plan import BatchPlan
 
 ROOT = Path(lk.__file__).parent
 # From the right to the left: a package imports only those before it. The packages on the second line stand apart.
-LINE = ["system", "seeding", "sampling", "datasets", "collate", "engine", "loader", "lightning", "cli"]
+LINE = [
+    "system",
+    "seeding",
+    "sampling",
+    "files",
+    "datasets",
+    "collate",
+    "reading",
+    "engine",
+    "loader",
+    "lightning",
+    "cli",
+]
 MAY_IMPORT = {package: set(LINE[:place]) for place, package in enumerate(LINE)} | {
-    "device": {"system", "seeding", "sampling", "datasets"},
-    "writing": {"system", "seeding", "sampling", "datasets"},
+    "device": {"system", "seeding", "sampling", "files", "datasets"},
+    "writing": {"system", "seeding", "sampling", "files", "datasets"},
     "monitor": {"system"},
     "testing": {"seeding", "system"},
 }
@@ -79,11 +91,11 @@ def test_imports_run_in_one_direction(file: Path) -> None:
         if top in ("lightning", "pytorch_lightning"):
             assert file.name == "framework.py", f"{file} imports {module}: import pl from lightning/framework.py"
         if top in ("torchvision", "PIL"):
-            assert file.name in ("decode.py", "torchvision.py", "detection.py", "coco.py"), f"{file} imports {module}"
+            assert file.name in ("decode.py", "torchvision.py", "detection.py", "boxes.py"), f"{file} imports {module}"
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Files that only re-export names (`__init__.py`) are looked through: they import on behalf of others."""
+    """`__init__.py` is left out: that of `testing` imports on behalf of others."""
     modules = {"loaderkit." + ".".join(file.relative_to(ROOT).with_suffix("").parts): file for file in FILES}
     graph = {
         name: imports(ast.parse(file.read_text())) & modules.keys()
@@ -92,6 +104,41 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     }
     assert sum(map(len, graph.values())) > 300
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def names_of(file: Path) -> set[str]:
+    """All names that a module defines, and the modules that it imports."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_names_are_imported_from_the_file_that_defines_them(file: Path) -> None:
+    """So each has one path. `testing` is public, and gives its names as its own."""
+    if file == ROOT / "testing" / "__init__.py":
+        return
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("loaderkit."):
+            source = ROOT.joinpath(*(node.module or "").split(".")[1:])
+            for alias in node.names:
+                if (source / alias.name).is_dir() or (source / f"{alias.name}.py").is_file():
+                    continue  # a module
+                place = source / "__init__.py" if source.is_dir() else source.with_suffix(".py")
+                assert alias.name in names_of(place), f"{file} imports {alias.name} from {node.module}"
+
+
+def test_only_the_root_and_public_packages_list_names() -> None:
+    stubs = {str(path.parent.relative_to(ROOT)) for path in ROOT.rglob("*.pyi")}
+    assert stubs == {".", "integrations"}
+    for file in ROOT.glob("*/__init__.py"):
+        if file.parent.name not in ("integrations", "testing"):
+            (only,) = ast.parse(file.read_text()).body  # the docstring
+            assert isinstance(only, ast.Expr)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))

@@ -11,17 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sealed import reseal
 
-from loaderkit.sampling import (
-    Cursor,
-    Identity,
-    Saved,
-    Skips,
-    check_resume,
-    fingerprint,
-    pack_state,
-    unpack_state,
-)
-from loaderkit.system import STATE_VERSION, StateError
+from loaderkit.sampling.cursor import Cursor, Identity, Saved, check_resume, pack_state, unpack_state
+from loaderkit.sampling.fingerprint import fingerprint
+from loaderkit.sampling.skips import Skips
+from loaderkit.system.state import STATE_VERSION, StateError
 
 IDENTITY = Identity(dataset="10 samples", order="sequential-1", seed=7)
 SAVED = Saved(Cursor(), IDENTITY, 8)

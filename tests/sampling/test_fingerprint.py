@@ -15,7 +15,7 @@ import torch.utils.data as torch_data
 from sealed import reseal
 
 import loaderkit as lk
-from loaderkit.sampling import fingerprint, fingerprint_of
+from loaderkit.sampling.fingerprint import fingerprint, fingerprint_of
 
 TEN = list(range(10))
 

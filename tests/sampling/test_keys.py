@@ -11,7 +11,7 @@ import torch
 import torch.utils.data as torch_data
 
 import loaderkit as lk
-from loaderkit.sampling import as_order
+from loaderkit.sampling.samplers import as_order
 
 ENGINES: list[dict[str, Any]] = [
     {},

@@ -15,7 +15,9 @@ from tier import examples
 
 import loaderkit as lk
 from loaderkit import Cursor, LengthBuckets, PackPlan, TokenBudget, World
-from loaderkit.sampling import BatchKey, WindowPlan, pack
+from loaderkit.sampling.by_length.packing import pack
+from loaderkit.sampling.by_length.window_plan import WindowPlan
+from loaderkit.sampling.plan import BatchKey
 
 
 @pytest.mark.each_value

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tier import examples
 
 import loaderkit as lk
-from loaderkit.sampling import BatchPlan, Tail
+from loaderkit.sampling.batch_plan import BatchPlan
+from loaderkit.sampling.plan import Tail
 from loaderkit.testing import assert_elastic, assert_exactly_once
 
 SHARDS, SIZE, BATCH, RANKS = 1000, 64, 4, 8

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tier import examples
 
 from loaderkit import Cursor, Loader, Mixture, Order, Sequential, ShardOrder, Shuffled, Subset, Weighted, World
-from loaderkit.sampling import BatchPlan, SamplerOrder
+from loaderkit.sampling.batch_plan import BatchPlan
+from loaderkit.sampling.samplers import SamplerOrder
 
 ORDERS: list[Order] = [
     Sequential(50),

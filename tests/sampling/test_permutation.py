@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from loaderkit import Cursor, Shuffled
-from loaderkit.sampling import BatchPlan, FeistelPermutation, drawn_permutation
-from loaderkit.system import Int64Array, UInt64Array
+from loaderkit.sampling.batch_plan import BatchPlan
+from loaderkit.sampling.permutation import FeistelPermutation, drawn_permutation
+from loaderkit.system.arrays import Int64Array, UInt64Array
 
 SMALL = 1 << 20  # from here on, Shuffled uses the network
 LIMIT = 5.0  # standard deviations; the seeds are fixed, so that a pass stays a pass

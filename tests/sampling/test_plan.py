@@ -10,7 +10,8 @@ from plan_checks import steps
 from tier import examples
 
 from loaderkit import Cursor, Sequential, Shuffled, World
-from loaderkit.sampling import BatchPlan, Tail
+from loaderkit.sampling.batch_plan import BatchPlan
+from loaderkit.sampling.plan import Tail
 
 SIZES = [*range(1, 41), 97, 101]
 BATCH_SIZES = range(1, 10)

@@ -11,7 +11,7 @@ import torch
 import torch.utils.data as torch_data
 
 from loaderkit import BadSamples, Loader, Mixture, Sequential, ShardOrder, Shuffled, Subset, Weighted, World
-from loaderkit.sampling import as_order
+from loaderkit.sampling.samplers import as_order
 from loaderkit.testing import assert_resumable
 
 WEIGHTS = np.array([0, 1, 2, 0, 0, 3, 0.5, 10, 0])

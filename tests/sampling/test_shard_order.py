@@ -18,9 +18,9 @@ from index_formats import Bytes
 from tier import examples
 
 import loaderkit as lk
-from loaderkit.datasets import ShardIndex
-from loaderkit.sampling import BatchPlan
-from loaderkit.system import seal
+from loaderkit.datasets.shards.index import ShardIndex
+from loaderkit.sampling.batch_plan import BatchPlan
+from loaderkit.system.state import seal
 from loaderkit.testing import assert_elastic, assert_exactly_once, assert_resumable
 
 SHARDS = {

@@ -8,7 +8,10 @@ import pytest
 from plan_checks import steps
 
 from loaderkit import Cursor, Sequential, ShardOrder, Shuffled, World
-from loaderkit.sampling import BatchPlan, Order, Plan, Skips, Tail
+from loaderkit.sampling.batch_plan import BatchPlan
+from loaderkit.sampling.order import Order
+from loaderkit.sampling.plan import Plan, Tail
+from loaderkit.sampling.skips import Skips
 
 SIZES = [1, 2, 5, 12, 31]
 TAILS: list[Tail] = ["keep", "drop", "pad"]

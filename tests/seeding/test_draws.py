@@ -12,8 +12,9 @@ from drawing import equal
 from torch.utils.data import TensorDataset
 
 import loaderkit as lk
-from loaderkit.datasets import DECODERS, ConcatDataset, MapDataset, SubsetDataset, ZipDataset
-from loaderkit.seeding import Draws, draws
+from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
+from loaderkit.datasets.tar.dataset import DECODERS
+from loaderkit.seeding.draws import Draws, draws
 
 THREADS: dict[str, Any] = {"num_workers": 3, "engine": "threads"}
 

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from loaderkit.seeding import generator
+from loaderkit.seeding.generators import generator
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32, 2**63 + 5, 2**64 - 1])

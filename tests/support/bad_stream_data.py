@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import loaderkit as lk
-from loaderkit.system import Retry
+from loaderkit.system.retry import Retry
 
 SIZES = [9, 0, 14, 3, 1, 8]
 

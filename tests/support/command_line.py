@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import loaderkit as package
-from loaderkit.cli import main
+from loaderkit.cli.command import main
 
 COMMAND = [sys.executable, "-m", "loaderkit.cli"]
 _FOLDERS = [str(Path(package.__file__).parents[1]), os.environ.get("PYTHONPATH", ""), str(Path(__file__).parent)]

@@ -19,7 +19,8 @@ from multimodal_made import name_of, write_pictures
 from tars_made import make as make_tar
 
 import loaderkit as lk
-from loaderkit.datasets import ConcatDataset, MapDataset, SubsetDataset, TokenSpans, ZipDataset
+from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
+from loaderkit.datasets.rows.texts import TokenSpans
 
 SHARDS, ROWS = 4, 24
 SAMPLES = SHARDS * ROWS

@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from loaderkit.datasets import ShardedDataset, ShardError, ShardIndex
+from loaderkit.datasets.errors import ShardError
+from loaderkit.datasets.shards.index import ShardIndex
+from loaderkit.datasets.shards.sharded import ShardedDataset
 
 
 class Bytes(ShardedDataset):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from loaderkit import Cursor, LengthBuckets, PackPlan, TokenBudget, World
-from loaderkit.sampling import BatchKey, WindowPlan
+from loaderkit.sampling.by_length.window_plan import WindowPlan
+from loaderkit.sampling.plan import BatchKey
 
 BUDGET = 40
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from loaderkit.system import seal
+from loaderkit.system.state import seal
 
 
 def reseal(state: Mapping[str, Any], **changes: Any) -> dict[str, Any]:

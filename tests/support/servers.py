@@ -117,7 +117,7 @@ def run_azure(folder: Path) -> Iterator[int]:
 
 
 class SlowStore:
-    """A running store of `benchmarks/object_store.py` over a folder, whose subfolders are buckets."""
+    """A running store of `object_store.py` over a folder, whose subfolders are buckets."""
 
     def __init__(self, root: Path, port: int) -> None:
         self.root, self.url = root, f"http://127.0.0.1:{port}"
@@ -142,7 +142,7 @@ def run_store(folder: Path, latency_s: float = 0.0, connection: float = 1e9, tot
     pytest.importorskip("s3fs")
     root, port = folder / "buckets", free_port()
     root.mkdir()
-    program = Path(__file__).parents[2] / "benchmarks" / "object_store.py"
+    program = Path(__file__).with_name("object_store.py")
     limits = ["--latency", str(latency_s), str(latency_s), "--connection", str(connection), "--total", str(total)]
     with running([sys.executable, str(program), str(port), str(root), *limits], port, folder / "store.log"):
         yield SlowStore(root, port)

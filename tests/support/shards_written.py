@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import loaderkit as lk
-from loaderkit.datasets import FOLDER_INDEX, side_folder
-from loaderkit.writing import MANIFEST
+from loaderkit.datasets.shards.folder_index import FOLDER_INDEX
+from loaderkit.files.urls import side_folder
+from loaderkit.writing.manifest import MANIFEST
 
 
 class NeverScans(lk.TarDataset):

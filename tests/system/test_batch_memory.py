@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import loaderkit as lk
-from loaderkit.collate import stack
-from loaderkit.datasets import MapDataset
-from loaderkit.system import BufferPool, empty_array, lends, new_empty
+from loaderkit.datasets.combine import MapDataset
+from loaderkit.system.batch_memory import BufferPool, empty_array, lends, new_empty
+from loaderkit.system.stack import stack
 
 ENGINES = [("inline", {}), ("threads", {"num_workers": 2}), ("ring", {"num_workers": 2}), ("torch", {"num_workers": 2})]
 SIZE, SHAPE, BATCH = 8, (512, 1024), 4  # of float32: 2 MB a sample, 8 MB a batch, which is large

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import loaderkit as lk
-from loaderkit.system import MOST_WORKERS, Cpus, ranks_on_host
+from loaderkit.system.cpus import MOST_WORKERS, Cpus, ranks_on_host
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from tasks import failing
 
-from loaderkit.system import LostTaskError, map_in_processes, map_on_executor, map_tasks, process_pool
+from loaderkit.system import process_pool
+from loaderkit.system.process_pool import LostTaskError, map_in_processes, map_on_executor, map_tasks
 
 
 @pytest.mark.parametrize("kind", [ProcessPoolExecutor, ThreadPoolExecutor])

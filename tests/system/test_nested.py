@@ -12,7 +12,7 @@ from torchvision import tv_tensors
 
 import loaderkit as lk
 from loaderkit.engine import torch as torch_engine
-from loaderkit.system import pin, should_pin, to_device
+from loaderkit.system.nested import pin, should_pin, to_device
 
 Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loaderkit.system import Opened, PerThread
+from loaderkit.system.per_thread import Opened, PerThread
 
 
 class Kept:

@@ -14,7 +14,7 @@ import pytest
 from aiohttp.client_reqrep import ConnectionKey
 from aiohttp.http_exceptions import ContentLengthError
 
-from loaderkit.system import Retry, TransientError, is_transient
+from loaderkit.system.retry import Retry, TransientError, is_transient
 
 QUICK = Retry(attempts=4, wait_s=0.001)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderkit.system import by_position, columns_of, frame_way_out, is_frame
+from loaderkit.system.tables import by_position, columns_of, frame_way_out, is_frame
 
 pa = pytest.importorskip("pyarrow")
 pd = pytest.importorskip("pandas")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import loaderkit as lk
-from loaderkit.system import threads_of_a_read
+from loaderkit.system.threads import threads_of_a_read
 
 
 class Threads:

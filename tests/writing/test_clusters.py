@@ -16,7 +16,7 @@ from scripts import run_code
 from shards_written import contents, folder_index, hidden
 
 import loaderkit as lk
-from loaderkit.datasets import index_path
+from loaderkit.datasets.shards.index import index_path
 
 # A sample in the middle of shard 5 that is not among those that are read first, to plan.
 INSIDE = int(lk.Shuffled(SIZE).indices(0, 108, 109)[0])

@@ -11,8 +11,8 @@ import pytest
 from shards_written import as_earlier, contents, folder_index, manifest, side
 
 import loaderkit as lk
-from loaderkit.datasets import FOLDER_INDEX
-from loaderkit.writing import MANIFEST
+from loaderkit.datasets.shards.folder_index import FOLDER_INDEX
+from loaderkit.writing.manifest import MANIFEST
 
 ROWS = [{"cls": row, "txt": f"é{row}"} for row in range(50)]
 

@@ -22,9 +22,9 @@ from shards_written import contents, hidden, manifest, side
 from tars_made import read_by_webdataset
 
 import loaderkit as lk
-from loaderkit.collate import stack
-from loaderkit.datasets import FOLDER_INDEX
-from loaderkit.writing import MANIFEST, read_records
+from loaderkit.datasets.shards.folder_index import FOLDER_INDEX
+from loaderkit.system.stack import stack
+from loaderkit.writing.manifest import MANIFEST, read_records
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 JSON = st.recursive(

@@ -18,8 +18,9 @@ import pytest
 from shards_written import NeverScans, contents, hidden, manifest, side
 
 import loaderkit as lk
-from loaderkit.datasets import FOLDER_INDEX, INDEX_SUFFIX
-from loaderkit.writing import Folder
+from loaderkit.datasets.shards.folder_index import FOLDER_INDEX
+from loaderkit.files.urls import INDEX_SUFFIX
+from loaderkit.writing.manifest import Folder
 
 FORMATS = {"tar": ".tar", "parquet": ".parquet", "tokens": ".bin"}
 SIZE, PER_SHARD = 32, 8

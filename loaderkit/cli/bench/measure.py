@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from loaderkit.cli.bench.subject import INLINE, Setting, Subject
-from loaderkit.collate import stack
 from loaderkit.datasets.base import reads_batches, reads_many
-from loaderkit.engine.batch_reader import takes_batches
 from loaderkit.loader.loader import Loader
+from loaderkit.reading.batch_reader import takes_batches
 from loaderkit.system.nested import pin, to_device
+from loaderkit.system.stack import stack
 
 Cache = Literal["warm", "cold"]  # of remote shards
 

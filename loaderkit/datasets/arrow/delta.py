@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from loaderkit.datasets.arrow.parquet import ParquetDataset
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.remote.storage import Storage
+from loaderkit.files.storage import Storage
 
 _CHECKPOINT = "Or write the rows to a folder of their own and open that with lk.ParquetDataset."
 

@@ -12,12 +12,12 @@ from loaderkit.datasets.arrow.hive import hive_constants
 from loaderkit.datasets.arrow.rowgroups import GroupedTable, Groups
 from loaderkit.datasets.arrow.schemas import check_schema
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import Urls
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.sharded import ShardedDataset, group_places
-from loaderkit.sampling.order import digest
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import Urls
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.digests import digest
 from loaderkit.system.per_thread import PerThread
 
 

@@ -10,8 +10,8 @@ from typing import Any, BinaryIO
 
 from loaderkit.datasets.arrow.columns import Column
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.remote.urls import is_remote, stat
-from loaderkit.datasets.signatures import HEAD, what_head
+from loaderkit.files.signatures import HEAD, what_head
+from loaderkit.files.urls import is_remote, stat
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.arrow_values import to_samples
 

@@ -12,11 +12,11 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture
 from loaderkit.datasets.places import Place
-from loaderkit.datasets.signatures import describe
-from loaderkit.sampling.order import digest
+from loaderkit.files.regular_file import read_regular
+from loaderkit.files.signatures import describe
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.regular_file import read_regular
+from loaderkit.system.digests import digest
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
 

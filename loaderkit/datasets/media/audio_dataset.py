@@ -13,8 +13,8 @@ from loaderkit.datasets.media.content import TOLERANCE_S, Content
 from loaderkit.datasets.media.decoders import AudioReader, DecoderName, decoder_named
 from loaderkit.datasets.media.pyav_audio import open_audio
 from loaderkit.datasets.media.waveform import Waveform, resample
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import Urls
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import Urls
 from loaderkit.system.arrays import Int64Array
 
 _CLIPS = ("random", "middle", "all")

@@ -13,8 +13,8 @@ from loaderkit.datasets.media.decoders import DecoderName, decoder_named
 from loaderkit.datasets.media.files import FILE, MediaFiles
 from loaderkit.datasets.media.times import Times, measure_times
 from loaderkit.datasets.places import Place, place_of
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import Urls
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import Urls
 from loaderkit.sampling.fingerprint import fingerprint_of
 from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
 from loaderkit.seeding.samples import part_of_batch, per_sample, sample_rng

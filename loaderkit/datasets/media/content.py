@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, Literal
 
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import open_file
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import open_file
 
 Kind = Literal["audio", "video"]
 Content = bytes | bytearray | memoryview | str | os.PathLike[str]

@@ -8,12 +8,13 @@ from typing import Any, Literal
 import numpy as np
 
 from loaderkit.datasets.base import check_index
+from loaderkit.datasets.find_shards import expand
 from loaderkit.datasets.memory.packed import Packed
 from loaderkit.datasets.places import Place
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import Urls, expand, is_remote, stat
-from loaderkit.sampling.order import digest
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import Urls, is_remote, stat
 from loaderkit.seeding.draws import DeclaresDraws
+from loaderkit.system.digests import digest
 
 FILE, LABEL = "file", "label"  # fields of a sample
 

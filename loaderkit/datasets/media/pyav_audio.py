@@ -17,7 +17,7 @@ from loaderkit.datasets.media.pyav_container import open_stream, pyav, start_of
 from loaderkit.datasets.media.pyav_length import Samples, is_rough, samples_of
 from loaderkit.datasets.media.pyav_packets import packets_from, packets_from_start
 from loaderkit.datasets.media.waveform import Waveform, check_reaches, filled
-from loaderkit.datasets.remote.storage import Storage
+from loaderkit.files.storage import Storage
 
 RUN_UP_S = 0.5  # decoded and dropped before a part: lossy codecs need earlier packets for their first samples
 _PAGES_S = 4.0  # two pages of Ogg and more

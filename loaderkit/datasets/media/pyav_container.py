@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from loaderkit.datasets.media.content import Content, Kind, open_content
-from loaderkit.datasets.remote.storage import Storage
+from loaderkit.files.storage import Storage
 
 _FAR_S = 3600  # no packet is so far before a stream's start
 _ALONE = {"protocol_whitelist": "none"}  # a playlist in the place of a file opens no other file and no URL

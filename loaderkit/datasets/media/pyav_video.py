@@ -15,7 +15,7 @@ from loaderkit.datasets.media.content import MAX_FRAME_PIXELS, TOLERANCE_S, Cont
 from loaderkit.datasets.media.pyav_container import open_stream, pyav, seek
 from loaderkit.datasets.media.pyav_length import first_shown, seconds_of
 from loaderkit.datasets.media.pyav_packets import packets_from_start, packets_walked
-from loaderkit.datasets.remote.storage import Storage
+from loaderkit.files.storage import Storage
 
 _SEEK_FRAMES = 10  # a seek takes longer than decoding fewer
 _EARLIER_S = (0.0, 1.0, 10.0)  # seek again so much earlier if the frame after a seek comes too late

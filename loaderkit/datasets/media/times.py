@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderkit.datasets.media.pyav_container import pyav_version
-from loaderkit.datasets.remote.urls import write_atomically
-from loaderkit.sampling.order import digest
+from loaderkit.files.atomic import write_atomically
+from loaderkit.system.digests import digest
 from loaderkit.system.process_pool import map_tasks
 from loaderkit.system.progress import with_progress
 

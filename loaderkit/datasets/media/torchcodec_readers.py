@@ -24,7 +24,7 @@ from loaderkit.datasets.media.pyav_container import open_stream, pyav_version
 from loaderkit.datasets.media.pyav_length import WITHOUT_INDEX, Samples
 from loaderkit.datasets.media.pyav_video import VideoHeader, is_mirrored, read_video_header
 from loaderkit.datasets.media.waveform import Waveform, filled
-from loaderkit.datasets.remote.storage import Storage
+from loaderkit.files.storage import Storage
 
 _OLDEST = (0, 17)  # in this release files of Python are read with no other protocol, see `forbid_nested_protocols`
 _HOW = "pip install '.[torchcodec]' in a checkout of loaderkit, and FFmpeg's libraries (apt-get install ffmpeg, or conda install ffmpeg)"

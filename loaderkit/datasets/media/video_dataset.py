@@ -16,8 +16,8 @@ from loaderkit.datasets.media.content import MAX_FRAME_PIXELS, Content
 from loaderkit.datasets.media.decoders import DecoderName, VideoReader, decoder_named
 from loaderkit.datasets.media.pyav_container import open_stream
 from loaderkit.datasets.media.pyav_video import read_video_header
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import Urls
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import Urls
 from loaderkit.system.arrays import Int64Array
 
 _CLIPS = ("random", "middle", "even", "all")

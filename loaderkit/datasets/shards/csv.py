@@ -9,11 +9,11 @@ from typing import Any, BinaryIO, ClassVar
 import numpy as np
 
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import Urls
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.lines import LineFile, are_spans, scan_lines, skip_bom
 from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import Urls
 from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.arrays import Int64Array
 

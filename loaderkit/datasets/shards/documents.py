@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.ragged import Cut, Ragged, Spans, join_parts
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import Urls, is_remote, shard_name
 from loaderkit.datasets.shards.document_ends import DocumentEnds, datatrove_ends, litdata_ends, megatron_ends
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.mapped import count_numbers, open_to_map
 from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import Urls, is_remote, shard_name
 from loaderkit.system.arrays import Int64Array
 
 ENDS_SUFFIX = ".index"

@@ -15,18 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.remote.listing import Stat
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import (
-    INDEX_SUFFIX,
-    is_remote,
-    shard_name,
-    side_folder,
-    sync_folder,
-    write_atomically,
-)
 from loaderkit.datasets.shards.index import LaterOffsets, ShardIndex, content_checksum
-from loaderkit.system.regular_file import open_regular
+from loaderkit.files.atomic import sync_folder, write_atomically
+from loaderkit.files.listing import Stat
+from loaderkit.files.regular_file import open_regular
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import INDEX_SUFFIX, is_remote, shard_name, side_folder
 
 FOLDER_INDEX = "folder" + INDEX_SUFFIX
 VERSION = 1

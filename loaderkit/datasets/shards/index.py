@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.remote.listing import Stat
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import INDEX_SUFFIX, is_remote, open_file, shard_name, write_atomically
+from loaderkit.files.atomic import write_atomically
+from loaderkit.files.listing import Stat
+from loaderkit.files.regular_file import open_regular, read_regular
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import INDEX_SUFFIX, is_remote, open_file, shard_name
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.regular_file import open_regular, read_regular
 
 VERSION = 1
 _VARIABLE = "LOADERKIT_INDEX_DIR"

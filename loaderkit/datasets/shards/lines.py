@@ -7,9 +7,9 @@ from typing import BinaryIO
 import numpy as np
 
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.remote.arriving import ArrivingFile
-from loaderkit.datasets.remote.ranges import RangeFile
 from loaderkit.datasets.shards.index import ShardIndex
+from loaderkit.files.arriving import ArrivingFile
+from loaderkit.files.ranges import RangeFile
 from loaderkit.system.arrays import Int64Array
 
 BOM = b"\xef\xbb\xbf"

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.memory.array import take
-from loaderkit.datasets.remote.urls import is_remote
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.npyheader import NpyHeader, read_npy_header
 from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.files.urls import is_remote
 from loaderkit.system.arrays import Int64Array, native
 from loaderkit.system.batch_memory import empty_array
 

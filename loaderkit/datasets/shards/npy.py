@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import Urls
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.mapped import Array, Layout, MappedDataset, map_npy, npy_layout, open_to_map, take_native
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import Urls
 from loaderkit.system.arrays import Int64Array
 
 

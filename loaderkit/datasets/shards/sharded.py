@@ -11,13 +11,14 @@ import numpy as np
 
 from loaderkit.datasets.base import check_index, check_indices
 from loaderkit.datasets.errors import ShardError
+from loaderkit.datasets.find_shards import find_shards
 from loaderkit.datasets.places import Place
-from loaderkit.datasets.remote.arriving import Arrival
-from loaderkit.datasets.remote.listing import Stat
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import Urls, find_shards, is_remote, open_file, shard_name, stat
 from loaderkit.datasets.shards.folder_index import FolderIndexes, fitted
 from loaderkit.datasets.shards.index import ShardIndex, index_error, keep_index, saved_indexes
+from loaderkit.files.arriving import Arrival
+from loaderkit.files.listing import Stat
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import Urls, is_remote, open_file, shard_name, stat
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array

@@ -12,11 +12,11 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.memory.array import take
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import Urls, is_remote, shard_name
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.mapped import Array, MappedDataset, count_numbers, map_npy, npy_layout, open_to_map
-from loaderkit.datasets.signatures import FORMATS, is_of
+from loaderkit.files.signatures import FORMATS, is_of
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import Urls, is_remote, shard_name
 from loaderkit.system.arrays import Int64Array, native
 
 _HEADED = {(20240520, 1): "<u2", (20240801, 7): "<u4"}  # magic and version, of 256 numbers (int32) before the tokens

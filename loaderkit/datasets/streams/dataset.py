@@ -12,17 +12,19 @@ import torch
 import torch.utils.data as torch_data
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
+from loaderkit.datasets.streams.batch import Batches
+from loaderkit.datasets.streams.filter import FilteredLane
 from loaderkit.datasets.streams.lane import Lane, LaneReader, LaneSpec, Place, ShardShare, are_counts
-from loaderkit.datasets.streams.packed import Rows, TooLong, batches_cannot_be_packed
-from loaderkit.datasets.streams.pulled import FilteredLane
+from loaderkit.datasets.streams.pack import Rows, TooLong, batches_cannot_be_packed
 from loaderkit.datasets.streams.samples import Step, transform_samples
+from loaderkit.datasets.streams.shuffle import Windows
+from loaderkit.datasets.streams.take import Part
 from loaderkit.datasets.streams.verb import Verb
-from loaderkit.datasets.streams.verbs import Batches, Part, Windows
 from loaderkit.sampling.fingerprint import fingerprint_of_reader
-from loaderkit.sampling.order import digest, shortened
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.private import PrivateGenerators
 from loaderkit.system.checks import plain_integer
+from loaderkit.system.digests import digest, shortened
 from loaderkit.system.stack import stack
 from loaderkit.system.world import World
 

@@ -14,10 +14,10 @@ from typing import Any, BinaryIO, ClassVar, Self
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import open_file
 from loaderkit.datasets.streams.dataset import check_skipped
 from loaderkit.datasets.tar.dataset import DECODERS, Decoder
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import open_file
 
 _UNPACK: dict[bytes, Callable[[Any], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 _POLL_S = 0.05

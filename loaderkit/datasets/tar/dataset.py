@@ -12,16 +12,16 @@ from typing import Any, ClassVar
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture, decode_pictures
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import Urls, shard_name
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.npyheader import decode_npy
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.datasets.tar.index import TarTable, index_tar
 from loaderkit.datasets.tar.open_shard import Block, OpenTar, find_file, to_samples
-from loaderkit.sampling.order import digest
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import Urls, shard_name
 from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.digests import digest
 
 Decoder = Callable[[bytes], Any]
 

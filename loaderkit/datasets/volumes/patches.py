@@ -13,13 +13,14 @@ import numpy.typing as npt
 from loaderkit.datasets.base import MapStyle, as_dataset, check_index
 from loaderkit.datasets.volumes.cut import Shape, cut, spatial_shape, with_location
 from loaderkit.sampling.fingerprint import fingerprint
-from loaderkit.sampling.order import Order, digest
+from loaderkit.sampling.order import Order
 from loaderkit.sampling.shard_order import MAX_WINDOW, ShardOrder
 from loaderkit.seeding.draws import DeclaresDraws, Draws, SampleRngSeeds, draws
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds, seeds_apart
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_integer
+from loaderkit.system.digests import digest
 from loaderkit.system.indices import as_indices
 from loaderkit.system.per_thread import PerThread
 from loaderkit.system.world import World

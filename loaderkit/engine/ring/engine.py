@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.description import AHEAD, batches_ahead
 from loaderkit.engine.ring.messages import Answer, pack_key
 from loaderkit.engine.ring.pins import cuda_runtime
 from loaderkit.engine.ring.processes import Workers
 from loaderkit.engine.ring.slots import LARGEST
 from loaderkit.engine.ring.team import Team, WorkerDied
+from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.system.nested import pin
 from loaderkit.system.process import refuse_in_fork

@@ -15,11 +15,11 @@ from multiprocessing import forkserver
 from types import FrameType
 from typing import Any
 
-from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.ring.messages import TASK
 from loaderkit.engine.ring.pins import Pins
 from loaderkit.engine.ring.slots import STOP, Slots
 from loaderkit.engine.ring.worker import PipeEnd, Worker
+from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.open_before_fork import warn_of_open_files
 from loaderkit.system.pickling import explained

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch.utils.data._utils import worker as torch_worker
 
-from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.ring.messages import FAILED, IN_PIPE, IN_SLOT, LEFT, TASK, Answer, unpack_key
 from loaderkit.engine.ring.pickled import write_batch
 from loaderkit.engine.ring.slots import STOP, Slots
+from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.seeding.global_seeds import seed_all
 from loaderkit.system.host import use_host
 from loaderkit.system.process import end_with_parent, outlive_signals

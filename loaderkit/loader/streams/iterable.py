@@ -24,7 +24,7 @@ from loaderkit.loader.position import Crew
 from loaderkit.loader.streams.lanes import Item, LaneTask, check_no_index, run_task
 from loaderkit.loader.streams.own_state import decode, encode
 from loaderkit.sampling.fingerprint import fingerprint_of
-from loaderkit.seeding import workers_seed
+from loaderkit.seeding.global_seeds import workers_seed
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.private import Found, PrivateGenerators, private_generators
 from loaderkit.seeding.samples import SampleSeeds

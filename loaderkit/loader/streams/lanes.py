@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.utils.data as torch_data
 
-from loaderkit.collate import stack
 from loaderkit.engine.torch import Batches, Crew, Sealed, StartWorker, seal
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.seeding.keys import derive_seed
@@ -26,6 +25,7 @@ from loaderkit.system.nested import pin, should_pin
 from loaderkit.system.open_before_fork import warn_of_open_files
 from loaderkit.system.pickling import explained, sendable_errors
 from loaderkit.system.process import check_children
+from loaderkit.system.stack import stack
 
 
 class Item(NamedTuple):

@@ -29,8 +29,8 @@ from loaderkit.loader.streams.state import (
 )
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.fingerprint import named_as_saved
-from loaderkit.sampling.order import digest
 from loaderkit.seeding.private import PrivateGenerators
+from loaderkit.system.digests import digest
 from loaderkit.system.state import EPOCH
 
 _PRIVATE = "private_generators"

@@ -7,15 +7,15 @@ from typing import Any
 from typing_extensions import override
 
 from loaderkit.datasets.bad_samples import Reported
+from loaderkit.datasets.streams.bad_samples import SkippingLane
 from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.datasets.streams.lane import Lane, Place
-from loaderkit.datasets.streams.pulled import SkippingLane
 from loaderkit.datasets.streams.samples import transform_samples
 from loaderkit.loader.config import LoaderConfig
-from loaderkit.loader.packed_rows import default_collate
 from loaderkit.loader.position import Crew
 from loaderkit.loader.streams.lanes import Item, LaneTask, check_no_index, run_task
-from loaderkit.seeding import workers_seed
+from loaderkit.reading.packed_rows import default_collate
+from loaderkit.seeding.global_seeds import workers_seed
 from loaderkit.seeding.private import Found, PrivateGenerators
 
 

@@ -12,11 +12,12 @@ from loaderkit.sampling.by_length.checks import TAILS, as_lengths, check_order
 from loaderkit.sampling.by_length.segments import Arrangement, Geometry, Segment, end_of_window
 from loaderkit.sampling.by_length.summary import BatchCounts, PlanSummary, longest_times_count, summarise
 from loaderkit.sampling.cursor import Cursor, bad_cursor
-from loaderkit.sampling.order import Order, Sequential, Shuffled, digest, indices_at
+from loaderkit.sampling.order import Order, Sequential, Shuffled, indices_at
 from loaderkit.sampling.plan import BatchKey, Plan, Tail
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_choice, check_integer
+from loaderkit.system.digests import digest
 from loaderkit.system.state import Rule, StateError
 from loaderkit.system.world import World
 

@@ -16,8 +16,9 @@ from tars_made import make
 
 import loaderkit as lk
 from loaderkit import testing
-from loaderkit.collate import stack
-from loaderkit.datasets import decode_picture, decode_pictures, reads_columns
+from loaderkit.datasets.base import reads_columns
+from loaderkit.datasets.images.decode import decode_picture, decode_pictures
+from loaderkit.system.stack import stack
 
 JPEG = [encode(picture(), "jpeg"), encode(picture().transpose(0), "jpeg")]
 File = tuple[str, bytes]

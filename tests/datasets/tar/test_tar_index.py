@@ -12,7 +12,7 @@ import pytest
 from tars_made import make, member
 
 import loaderkit as lk
-from loaderkit.datasets import index_path
+from loaderkit.datasets.shards.index import index_path
 
 KINDS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 

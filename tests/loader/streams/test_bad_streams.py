@@ -14,7 +14,7 @@ from bad_stream_data import ALL, BAD, FAST, NAMES, SKIP, Read, found_by
 from drawing import BreakAt, add_draws, drawing_collate, equal, rows, take
 
 import loaderkit as lk
-from loaderkit.system import TransientError
+from loaderkit.system.retry import TransientError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Loader. . workers for"),

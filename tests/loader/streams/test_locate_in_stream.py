@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import loaderkit as lk
-from loaderkit.loader import locate_in_stream
+from loaderkit.loader.streams.locate import locate_in_stream
 
 SIZE, BATCH = 80, 4
 

@@ -1,1 +1,0 @@
-"""Conversations and preference pairs as token ids and labels."""

@@ -1,1 +1,0 @@
-"""Rows that name pictures, audio and video: the files of their fields, and documents of texts and pictures as tokens."""

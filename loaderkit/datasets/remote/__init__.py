@@ -1,1 +1,0 @@
-"""Files at URLs, and their local cache."""

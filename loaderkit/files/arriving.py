@@ -1,0 +1,133 @@
+"""Downloads that go on in the background, while the first samples are read by ranges."""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import BinaryIO
+
+from loaderkit.files.ranges import RangeFile, ReadSpans
+
+_AT_ONCE = 2  # downloads of a process; each has several connections
+
+
+class _Turns:
+    """Lets a few downloads of this process run, in the order in which they were begun."""
+
+    semaphore = threading.Semaphore(_AT_ONCE)
+
+    @classmethod
+    def reset(cls) -> None:
+        cls.semaphore = threading.Semaphore(_AT_ONCE)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_Turns.reset)  # the threads that hold a turn are missing in the child
+
+
+class Arrival:
+    """The download of a URL in a thread of its own, which ends with the process. It begins with `begin`."""
+
+    def __init__(self, url: str, open_copy: Callable[[], BinaryIO | None]) -> None:
+        self.url, self._open_copy, self._turns = url, open_copy, _Turns.semaphore
+        self._file: BinaryIO | None = None
+        self._is_wanted = True
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Begin the download, if it has not begun."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="loaderkit download", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        with self._turns:
+            try:
+                file = self._open_copy() if self._is_wanted else None
+                self._file = file
+                if not self._is_wanted:
+                    self.close()
+            except BaseException as error:  # the reader raises it
+                self._error = error
+
+    def close(self) -> None:
+        """Let go of the copy. A download that has begun goes on, for other readers."""
+        self._is_wanted = False
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no download is going on."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def wait(self) -> BinaryIO | None:
+        """Wait for the end of the download, and hand the open copy over; None if there is no room for it.
+
+        Another call tries again.
+
+        Raises:
+            OSError: If the download failed.
+            ValueError: If the file has changed.
+        """
+        self.begin()
+        if self._thread is not None:
+            self._thread.join()
+        error, file = self._error, self._file
+        self._error = self._file = self._thread = None
+        if error is not None:
+            raise error
+        return file
+
+
+class ArrivingFile(RangeFile):
+    """A remote file that is downloaded while it is used.
+
+    The first spans are requested by ranges before the download begins, so that nobody waits for the rest of the file. If there
+    is no room for a copy, all spans are. Then the file looks for room again, until it has requested a sixteenth of its bytes.
+
+    Args:
+        url: URL of the file.
+        size_bytes: Its size.
+        read_spans: Requests spans.
+        arrival: Its download.
+        find: Opens a copy that another process has downloaded.
+        waits: Whether the first spans wait for the download, too.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        size_bytes: int,
+        read_spans: ReadSpans,
+        arrival: Arrival,
+        find: Callable[[], BinaryIO | None],
+        *,
+        waits: bool,
+    ) -> None:
+        super().__init__(url, size_bytes, read_spans)
+        self._arrival, self._find, self._waits = arrival, find, waits
+        self._had_room = True
+        self._left = size_bytes // 16  # bytes to request until a copy is no longer worth it
+
+    def close(self) -> None:
+        super().close()
+        self._arrival.close()
+
+    def read_into(self, spans: Sequence[tuple[int, int]], content: memoryview) -> None:
+        super().read_into(spans, content)
+        self._left -= len(content)
+        if self._had_room or self._left > 0:
+            self._arrival.begin()
+            self._waits = self._had_room
+        else:
+            self._arrival.close()
+
+    def copy(self) -> BinaryIO | None:
+        """Return the local copy, after waiting for it; None if the next spans are to be requested by ranges."""
+        if not self._waits and (self._had_room or self._left <= 0 or not self._arrival.is_over):
+            return None if self._had_room else self._find()
+        copy = self._arrival.wait()
+        self._had_room = self._waits = copy is not None
+        return copy

@@ -1,0 +1,1 @@
+"""From samples to a batch, without workers: read, repair, measure, pack."""

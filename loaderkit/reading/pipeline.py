@@ -1,0 +1,457 @@
+"""Pipelines: a dataset with an index, and the verbs that make another of it."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from types import CodeType
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from loaderkit.datasets.base import (
+    MapStyle,
+    check_index,
+    knows_lengths,
+    read_many,
+    reads_batches,
+    reads_columns,
+    reads_pieces,
+)
+from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset
+from loaderkit.datasets.places import place_of
+from loaderkit.datasets.streams.dataset import StreamDataset
+from loaderkit.datasets.streams.pack import Rows, TooLong, batches_cannot_be_packed
+from loaderkit.datasets.typed import as_typed_dataset
+from loaderkit.reading.lengths import measure
+from loaderkit.reading.packed_rows import PackedRows, TokenCounts, collate_of
+from loaderkit.sampling.fingerprint import fingerprint_of
+from loaderkit.sampling.mixture import Mixture
+from loaderkit.sampling.order import Order, Sequential, Shuffled
+from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, draws
+from loaderkit.seeding.samples import seeds_apart
+from loaderkit.system.arrays import Int64Array
+from loaderkit.system.checks import check_integer, plain_integer
+from loaderkit.system.digests import digest
+from loaderkit.system.names import function_name
+from loaderkit.system.overrides import own_attribute
+from loaderkit.system.stack import CollateError, stack
+
+_TOGETHER = 64  # samples that a stream reads by one call
+_LARGEST = 1 << 16  # samples of a shard of a stream
+
+
+class Pipeline(DeclaresDraws):
+    """A dataset with verbs, each of which returns a new pipeline.
+
+    Nothing is read until you read the pipeline.
+    It takes any dataset with a length and an index: loaderkit's, a list, one of Hugging Face. A pipeline is such a dataset
+    itself, with random access and a fingerprint, so a Loader keeps all its guarantees. It pickles as well as its data and
+    functions do. `print(pipeline)` draws it.
+
+    A `StreamDataset` has the verbs itself. `shuffle` gives the same order in each epoch; `Loader(shuffle=True)` gives a new one.
+    `batch` makes batches for later verbs; `Loader(batch_size=...)` makes those to train on.
+
+    Args:
+        dataset: The data.
+
+    Raises:
+        TypeError: If the data has no length or no samples by index.
+
+    Examples:
+        >>> texts = lk.Pipeline(["to be", "or", "not to be", "that is"])
+        >>> long = texts.filter(lambda text: " " in text).map(str.split).take(2)
+        >>> list(long)
+        [['to', 'be'], ['not', 'to', 'be']]
+        >>> long
+        list: 4
+          .filter(<lambda>): 3
+          .map(split): 3
+          .take(2): 2
+    """
+
+    def __init__(self, dataset: MapStyle) -> None:
+        if isinstance(dataset, StreamDataset):
+            raise TypeError("Pipeline: a StreamDataset has these verbs itself: stream.map(...).")
+        way_out = (
+            "For data without an index use lk.StreamDataset, which has the same verbs; for a frame lk.ParquetDataset or "
+            "frame.to_dict('records')."
+        )
+        self.dataset: MapStyle = as_typed_dataset(dataset, "Pipeline: the dataset", way_out)
+        self._lines: tuple[str, ...] = (f"{type(dataset).__name__}: {len(dataset):,}",)
+        self._rows: Rows | None = dataset._rows if isinstance(dataset, Pipeline) else None
+
+    def map(self, function: Callable[[Any], Any]) -> "Pipeline":
+        """Apply a function to each sample when it is read, under the sample's own seed.
+
+        A state does not name the function, so a resume with another one is accepted.
+        """
+        return self._then(MapDataset(self.dataset, function), f"map({function_name(function)})")
+
+    def filter(
+        self,
+        predicate: Callable[[Any], Any],
+        *,
+        num_workers: int = 0,
+        executor: Executor | None = None,
+        cache: str | None = None,
+        multiprocessing_context: Literal["fork", "spawn"] = "fork",
+    ) -> "Pipeline":
+        """Keep the samples for which a predicate is true. This reads each sample once, now, and keeps an index.
+
+        The index has 8 bytes for each sample that is kept. A cache is used if the number of samples, the data's fingerprint
+        and the predicate's name and code are the same, and 16 samples that are read again give the same. Otherwise a warning
+        says what differs, and all are read again. The predicate must not depend on random numbers.
+
+        Args:
+            predicate: Called with a sample.
+            num_workers: Processes that read; 0 reads in this one.
+            executor: Reads instead of processes; see `measure_lengths`.
+            cache: A file for the index. It is written at the end, as a whole.
+            multiprocessing_context: How processes start. Use "spawn" for datasets that do not survive a fork.
+
+        Examples:
+            >>> even = lk.Pipeline(range(10)).filter(lambda number: number % 2 == 0, cache="even.npz")
+            >>> len(even), even[1]
+            (5, 2)
+        """
+        fork = multiprocessing_context == "fork"
+        kept = measure(
+            self.dataset, _Verdicts(predicate), num_workers=num_workers, executor=executor, cache=cache, fork=fork
+        )
+        return self._then(SubsetDataset(self.dataset, np.flatnonzero(kept)), f"filter({function_name(predicate)})")
+
+    def take(self, count: int) -> "Pipeline":
+        """Keep the first samples, or all if there are fewer."""
+        count = _count("take", count, 0)
+        return self._then(SubsetDataset(self.dataset, _Stretch(0, min(count, len(self)))), f"take({count})")
+
+    def skip(self, count: int) -> "Pipeline":
+        """Leave out the first samples, or all if there are fewer."""
+        count = _count("skip", count, 0)
+        size = len(self)
+        return self._then(SubsetDataset(self.dataset, _Stretch(min(count, size), size)), f"skip({count})")
+
+    def shuffle(self, seed: int = 0) -> "Pipeline":
+        """Put the samples in a random order, the same in each epoch, without a list.
+
+        `shuffle().take(1000)` is a random sample of 1,000. For another order each epoch use `Loader(shuffle=True)`.
+        """
+        return self._then(SubsetDataset(self.dataset, Shuffled(len(self), seed=seed)), f"shuffle({seed})")
+
+    def batch(
+        self, size: int, *, drop_last: bool = False, collate_fn: Callable[[list[Any]], Any] = stack
+    ) -> "Pipeline":
+        """Make one sample of several consecutive ones.
+
+        Use it if later verbs work on batches; give the Loader `batch_size=None` then. Else leave batches to the Loader: they can
+        then be of any size after a resume.
+
+        Args:
+            size: Samples of a batch.
+            drop_last: Leave out the last batch if it is smaller.
+            collate_fn: Makes a batch of a list of samples.
+
+        Raises:
+            ValueError: If the size is not at least 1, or packed rows are to be stacked.
+
+        Examples:
+            >>> pairs = lk.Pipeline(range(5)).batch(2).map(lambda batch: batch * 10)
+            >>> [batch.tolist() for batch in lk.Loader(pairs, batch_size=None)]
+            [[0, 10], [20, 30], [40]]
+        """
+        size = _count("batch", size, 1)
+        if self._rows is not None and collate_fn is stack:
+            raise self._rows.cannot_stack()
+        batches = self._then(_Batches(self.dataset, size, collate_fn, drop_last=drop_last), f"batch({size})")
+        batches._rows = None
+        return batches
+
+    def pack(
+        self,
+        row_length: int,
+        *,
+        tokens: str = "tokens",
+        fields: Mapping[str, float] | None = None,
+        too_long: TooLong = "split",
+        window: int = 32_768,
+        num_workers: int = 0,
+        executor: Executor | None = None,
+        cache: str | None = None,
+        multiprocessing_context: Literal["fork", "spawn"] = "fork",
+    ) -> "Pipeline":
+        """Pack documents into rows of a fixed length. This measures each document once, now, unless the data knows the lengths.
+
+        A sample before is a document: a dict with its tokens, or the tokens themselves. A sample after is a row: a list of
+        documents, as of a stream's `pack`. A Loader makes batches of rows with `PackCollate`, if it has no `collate_fn`. A later
+        `map` gets a row and returns a row.
+
+        Rows are packed by best fit decreasing. A row has the same documents in each epoch; `Loader(shuffle=True)` shuffles the rows.
+        With a `PackPlan` each epoch has other rows. A document without tokens is in no row. Every other token comes once an
+        epoch.
+
+        The number of tokens must not depend on random numbers. The lengths are cached under the conditions of `measure_lengths`.
+        A document longer than a row is read once for each of its rows; of a `DocumentDataset` only the piece is read. If long
+        documents are tokenized by a `map`, `stream().pack()` is faster. The rows take about 24 bytes of memory for each document.
+
+        Args:
+            row_length: Tokens of a row.
+            tokens: The field with a document's tokens (T,).
+            fields: Other fields with one value for each token, and the value that pads them: {"weights": 0}.
+            too_long: What happens to a document longer than a row. "split" cuts it into pieces, "drop" leaves it out, "error"
+                refuses it now.
+            window: Consecutive documents that are packed together. A smaller one reads more in sequence, and leaves more empty.
+            num_workers: Processes that measure; 0 measures in this one.
+            executor: Measures instead of processes; see `measure_lengths`.
+            cache: A file for the lengths. It is written at the end, as a whole.
+            multiprocessing_context: How processes start. Use "spawn" for datasets that do not survive a fork.
+
+        Raises:
+            ValueError: If a number is out of range, there are no documents, one is too long, or they are packed or batched already.
+            RuntimeError: If a document cannot be read or has no tokens to count; the message names it.
+
+        Examples:
+            >>> rows = lk.Pipeline([[1, 2, 3], [4, 5, 6, 7, 8], [9]]).pack(4)
+            >>> [[document.tolist() for document in row] for row in rows]
+            [[[1, 2, 3], [8]], [[4, 5, 6, 7]], [[9]]]
+            >>> next(iter(lk.Loader(rows, batch_size=2)))["tokens"].tolist()
+            [[1, 2, 3, 8], [4, 5, 6, 7]]
+        """
+        if self._rows is not None:
+            raise ValueError("pack: the samples are rows already. Pack once.")
+        if isinstance(self.dataset, _Batches):
+            raise batches_cannot_be_packed()
+        check_integer("pack", "window", window, 1)
+        rows = Rows(row_length=row_length, tokens=tokens, fields=fields or {}, too_long=too_long)
+        if not len(self):
+            raise ValueError("pack: there are no documents, wanted at least one.")
+        if knows_lengths(self.dataset):
+            lengths = np.asarray(self.dataset.lengths(), dtype=np.int64)  # type: ignore[attr-defined]
+        else:
+            lengths = measure(
+                self.dataset,
+                TokenCounts(replace(rows, too_long="drop")),
+                num_workers=num_workers,
+                executor=executor,
+                cache=cache,
+                fork=multiprocessing_context == "fork",
+            )
+        packed = self._then(PackedRows(self.dataset, lengths, rows, window=int(window)), str(rows))
+        packed._rows = rows
+        return packed
+
+    @classmethod
+    def mix(
+        cls, sources: Sequence[MapStyle], weights: Sequence[float], *, size: int | None = None, window: int = 1000
+    ) -> "Pipeline":
+        """Mix datasets by weights, exact to one sample in each window.
+
+        Each source comes in its own order, and starts again if it is used up. Each epoch has the same samples. `lk.Mixture`, as the
+        Loader's `order=`, shuffles each source in every epoch, and begins an epoch where the last one stopped in the source.
+        For streams use `lk.interleave`.
+
+        Args:
+            sources: The datasets.
+            weights: One for each, above 0.
+            size: Samples of the mixture; by default the sum of the sources' sizes.
+            window: Samples over which the shares are exact.
+
+        Examples:
+            >>> "".join(lk.Pipeline.mix(["wwwwww", "bb"], [3, 1], window=4))
+            'wwbwwwbw'
+        """
+        order = Mixture([Sequential(len(source)) for source in sources], weights, size=size, window=window)
+        mixed = cls(SubsetDataset(ConcatDataset(sources), order))
+        named = ", ".join(f"{type(source).__name__}: {len(source):,}" for source in sources)
+        mixed._lines = (f"mix({named}; {', '.join(f'{weight:g}' for weight in weights)}): {len(mixed):,}",)
+        rows = [source._rows if isinstance(source, Pipeline) else None for source in sources]
+        mixed._rows = rows[0] if all(each == rows[0] for each in rows) else None
+        return mixed
+
+    def stream(self, *, lanes: int = 16, window: int = 1024, shuffle: bool = False, seed: int = 0) -> StreamDataset:
+        """Return the samples as a stream, for a `filter` and a `pack` that run while it is read.
+
+        A stream reads stretches of consecutive samples, which suits compressed Parquet. It has no length, and resumes as
+        streams do. The settings are those of `StreamDataset`.
+
+        Examples:
+            >>> rows = lk.Pipeline([[1, 2, 3], [4], [5, 6]]).stream(lanes=1).pack(4)
+            >>> next(iter(lk.Loader(rows, batch_size=2)))["tokens"].tolist()
+            [[1, 2, 3, 4], [5, 6, 0, 0]]
+        """
+        total = len(self)
+        size = min(max(1, total // (16 * lanes)), _LARGEST)
+        names = [f"{start}:{min(start + size, total)}" for start in range(0, total, size)]
+        read = _ReadStretch(self.dataset, self._rows)
+        return StreamDataset(names, read, lanes=lanes, window=window, shuffle=shuffle, seed=seed)
+
+    @property
+    def default_collate(self) -> Callable[[list[Any]], Any] | None:
+        """What a Loader without `collate_fn` makes batches with: `PackCollate` for packed rows. None stacks the samples."""
+        return None if self._rows is None else collate_of(self._rows)
+
+    def fingerprint(self) -> str:
+        """Return a description of the data and of what the verbs chose of it, but not of functions; a resume compares it."""
+        return fingerprint_of(self.dataset)
+
+    def place(self, index: int) -> Any:
+        """Return where a sample is kept; None if the data does not say."""
+        return place_of(self.dataset, index)
+
+    def _draws(self) -> Draws:
+        return draws(self.dataset)
+
+    def _then(self, dataset: MapStyle, verb: str) -> "Pipeline":
+        pipeline = Pipeline(dataset)
+        pipeline._lines = (*self._lines, f"  .{verb}: {len(dataset):,}")
+        pipeline._rows = self._rows
+        return pipeline
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        check_index(self, index)
+        return self.dataset[index % len(self)]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        return read_many(self.dataset, indices)
+
+    def __getattr__(self, name: str) -> Any:
+        # Present only if the dataset has it.
+        dataset: Any = self.__dict__.get("dataset")
+        has = {
+            "read_batch": reads_batches,
+            "read_columns": reads_columns,
+            "read_pieces": reads_pieces,
+            "lengths": knows_lengths,
+        }
+        if name in has and has[name](dataset):
+            return getattr(dataset, name)
+        if name == "shard_sizes" and (found := own_attribute(dataset, name)) is not None:
+            return found
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        return "\n".join(self._lines)
+
+
+@dataclass(frozen=True)
+class _Stretch(Order):
+    """Consecutive indices of a dataset."""
+
+    start: int
+    stop: int
+
+    def size(self, epoch: int) -> int:
+        return self.stop - self.start
+
+    def at(self, epoch: int, positions: Int64Array) -> Int64Array:
+        return positions + self.start
+
+    def key(self, epoch: int) -> str:
+        return f"stretch-1({self.start}, {self.stop})"
+
+    @property
+    def reach(self) -> int:
+        return self.stop
+
+
+class _Batches(DeclaresDraws):
+    """Consecutive samples, collated. What they draw belongs to their batch."""
+
+    def __init__(
+        self, dataset: MapStyle, size: int, collate_fn: Callable[[list[Any]], Any], *, drop_last: bool
+    ) -> None:
+        self._dataset, self._size, self._collate = dataset, size, collate_fn
+        self._length = len(dataset) // size if drop_last else -(-len(dataset) // size)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        start = index * self._size
+        rows = range(start, min(start + self._size, len(self._dataset)))
+        return self._collate(_read_together(self._dataset, rows) or [self._dataset[row] for row in rows])
+
+    def _draws(self) -> Draws:
+        collate = Draws.NOTHING if self._collate is stack else draws(self._collate)
+        return max(draws(self._dataset), collate)
+
+    def fingerprint(self) -> str:
+        return f"batches of {self._size} of {fingerprint_of(self._dataset)}"
+
+
+@dataclass(frozen=True)
+class _ReadStretch:
+    """Reads the samples of a stretch "start:stop" for a stream."""
+
+    dataset: MapStyle = field(repr=False)
+    rows: Rows | None = None  # that the samples are
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.dataset)
+
+    def __call__(self, shard: str, start: int) -> Iterator[Any]:
+        first, stop = map(int, shard.split(":"))
+        for row in range(first + start, stop, _TOGETHER):
+            yield from self._read(range(row, min(row + _TOGETHER, stop)))
+
+    def _read(self, rows: range) -> Iterator[Any]:
+        try:
+            samples = _read_together(self.dataset, rows)
+        except Exception:  # one by one, to tell which sample fails
+            samples = None
+        yield from samples or (self.dataset[row] for row in rows)
+
+
+def _read_together(dataset: MapStyle, rows: range) -> list[Any] | None:
+    """Return samples that are read by one call; None if they draw random numbers, which belong to each of them."""
+    if draws(dataset) is not Draws.NOTHING:
+        return None
+    with seeds_apart(NoSeeds(len(rows))):
+        return read_many(dataset, rows)
+
+
+@dataclass(frozen=True)
+class _Verdicts:
+    """A collate function that returns 1 for each sample that a predicate keeps, and 0 for the others (B,)."""
+
+    what: ClassVar[str] = "verdicts"
+    setting: ClassVar[str] = "predicate"
+
+    predicate: Callable[[Any], Any]
+
+    def __call__(self, samples: list[Any]) -> Int64Array:
+        verdicts = []
+        for row, sample in enumerate(samples):
+            try:
+                verdicts.append(bool(self.predicate(sample)))
+            except Exception as error:
+                raise CollateError(
+                    f"filter: {function_name(self.predicate)} raised {type(error).__name__}: {error}", [row]
+                ) from error
+        return np.array(verdicts, dtype=np.int64)
+
+    @property
+    def name(self) -> str:
+        inner = self.predicate
+        while isinstance(inner, functools.partial):
+            inner = inner.func
+        code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
+        module = getattr(inner, "__module__", "")
+        return f"{module}.{function_name(self.predicate)}, {_digest(code) if code else 'no code'}"
+
+
+def _digest(code: CodeType) -> str:
+    """Return a digest of a function's code, and of the functions inside it."""
+    constants = [_digest(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    return digest(code.co_code, "\x1f".join([*constants, *code.co_names]))
+
+
+def _count(verb: str, count: Any, least: int) -> int:
+    count = plain_integer(count)
+    if not isinstance(count, int) or isinstance(count, bool) or count < least:
+        raise ValueError(f"{verb}: found {count!r}, wanted an integer of at least {least}.")
+    return count

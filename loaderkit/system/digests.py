@@ -1,0 +1,20 @@
+"""Hashes of arrays and texts, as fingerprints have them."""
+
+import hashlib
+from typing import Any
+
+import numpy.typing as npt
+
+
+def digest(*parts: npt.NDArray[Any] | bytes | str) -> str:
+    """Return a hash of arrays, bytes or texts together, 16 characters."""
+    found = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        content = part.encode(errors="surrogatepass") if isinstance(part, str) else part
+        found.update(content if isinstance(content, bytes) else content.tobytes())
+    return found.hexdigest()
+
+
+def shortened(text: str) -> str:
+    """Return a text of at most 200 characters as it is, and the hash of a longer one."""
+    return text if len(text) <= 200 else digest(text)
