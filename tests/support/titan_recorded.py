@@ -1,4 +1,7 @@
-"""The part of torchtitan 0.3.0 that a dataloader meets, for machines without the package. Where it is, a test compares them."""
+"""The part of torchtitan that a dataloader meets, for machines without the package: of 0.3.0, and of its main branch of 2026-08-21.
+
+Where the package is installed, a test compares them.
+"""
 
 import sys
 from abc import ABC, abstractmethod
@@ -11,6 +14,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 # What the Trainer calls `Config.build` with.
 BUILD = {"dp_world_size", "dp_rank", "tokenizer", "seq_len", "local_batch_size", "snapshot_every_n_steps"}
+LATER_BUILD = {"dp_world_size", "dp_rank", "tokenizer", "max_context_length", "num_tokens_per_batch"}
 
 
 class Configurable:
@@ -38,12 +42,37 @@ class BaseDataLoader(Stateful, ABC, Configurable):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Any]: ...
 
 
-def modules() -> dict[str, ModuleType]:
-    """Return what stands for the package in `sys.modules`."""
-    names = ("torchtitan", "torchtitan.components", "torchtitan.components.dataloader")
+class LaterBaseDataLoader(Stateful, ABC, Configurable):  # type: ignore[misc]
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):  # noqa: D106
+        pass
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def close(self) -> None:
+        pass
+
+
+def modules(*, later: bool) -> dict[str, ModuleType]:
+    """Return what stands for the package in `sys.modules`: for 0.3.0, or for the later main branch."""
+    inner = ["data", "data.loader"] if later else ["dataloader"]
+    names = ["torchtitan", "torchtitan.components", *(f"torchtitan.components.{name}" for name in inner)]
     found = {name: ModuleType(name) for name in names}
-    found[names[2]].BaseDataLoader = BaseDataLoader  # type: ignore[attr-defined]
+    found[names[-1]].BaseDataLoader = LaterBaseDataLoader if later else BaseDataLoader  # type: ignore[attr-defined]
     return found
+
+
+def is_later() -> bool:
+    """Return whether the imported package, or what stands for it, is the later one."""
+    return "torchtitan.components.data.loader" in sys.modules
+
+
+def arguments(*, length: int, rows: int) -> dict[str, Any]:
+    """Return what the Trainer gives for batches of so many rows, beside ranks and tokenizer."""
+    if is_later():
+        return {"max_context_length": length, "num_tokens_per_batch": rows * length}
+    return {"seq_len": length, "local_batch_size": rows, "snapshot_every_n_steps": None}
 
 
 def unload() -> None:
