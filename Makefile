@@ -38,7 +38,7 @@ check: .venv/test
 	$(BIN)/mypy
 
 bench: .venv/bench
-	$(BIN)/python benchmarks/suite.py $(if $(QUICK),--quick)
+	$(BIN)/python benchmarks/lib/suite.py $(if $(QUICK),--quick)
 
 docs: .venv/docs
 	$(BIN)/mkdocs build --quiet

@@ -1,6 +1,5 @@
 """What the peers' scripts share for the throughput: the data, the collate, and a timed job."""
 
-import os
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -97,70 +96,3 @@ def rate(batches: Iterator[Any], size: Callable[[Any], int], seconds: float) -> 
         if now - begun > seconds:
             return samples / (now - begun)
     return samples / (time.perf_counter() - begun)
-
-
-def memory_job(make: Callable[[str, str, bool, int], Loader]) -> Callable[..., Any]:
-    """Return the function that runs a loader for some seconds and says how much memory it adds, workers included."""
-
-    def run(*, folder: str, kind: str, shuffle: bool, workers: int, seconds: float) -> dict[str, Any]:
-        before, most, begun = memory_bytes(), 0, time.perf_counter()
-        for number, _ in enumerate(make(folder, kind, shuffle, workers)):
-            if number % 16 == 0:
-                most = max(most, memory_bytes() - before)
-            if time.perf_counter() - begun > seconds:
-                break
-        return {"memory_mb": most / 2**20 if most else float("nan")}  # less than its parent had: not known
-
-    return run
-
-
-def memory_bytes() -> int:
-    """Anonymous and shared memory that this process and its workers have, each page counted once.
-
-    Not the files that are mapped, which are the page cache's.
-    """
-    parent = os.getppid()  # it has the rest of what they share, and pages of its own
-    shares = sum(smaps(process, "Pss_Anon", "Pss_Shmem") for process in (parent, os.getpid(), *children()))
-    return shares - smaps(parent, "Private_Dirty")
-
-
-def smaps(process: int, *fields: str) -> int:
-    """Return the bytes of these lines of smaps_rollup."""
-    try:
-        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0  # it has ended
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(fields))
-
-
-def children() -> list[int]:
-    text = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
-    return [int(number) for number in text.split()]
-
-
-def resume_jobs(
-    make: Callable[[str, str, bool, int], Loader],
-    *,
-    save: Callable[[Any], Any] = lambda loader: loader.state_dict(),
-    load: Callable[[Any, Any], None] = lambda loader, state: loader.load_state_dict(state),
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return two functions: one runs a loader for some batches and saves its state, one times the way back to there."""
-
-    def save_state(*, folder: str, kind: str, batches: int) -> dict[str, Any]:
-        loader = make(folder, kind, True, 0)
-        for number, _ in enumerate(loader, 1):
-            if number == batches:
-                state = pickle.dumps(save(loader))
-                (Path(folder) / f"state-{kind}.pkl").write_bytes(state)
-                return {"state_bytes": len(state)}
-        return {"error": "TooFewBatches", "message": f"the epoch has less than {batches}"}
-
-    def resume(*, folder: str, kind: str) -> dict[str, Any]:
-        state = pickle.loads((Path(folder) / f"state-{kind}.pkl").read_bytes())
-        started = time.perf_counter()
-        loader = make(folder, kind, True, 0)
-        load(loader, state)
-        next(iter(loader))
-        return {"first_batch_s": time.perf_counter() - started}
-
-    return save_state, resume

@@ -29,7 +29,3 @@ def jpegs(count: int) -> list[tuple[bytes, int]]:
         picture.crop((left, top, left + 96, top + 96)).save(file, "JPEG", quality=90)
         found.append((file.getvalue(), number % 2))
     return found
-
-
-def load_size(folder: str) -> int:
-    return len(pickle.loads((Path(folder) / "pictures.pkl").read_bytes()))

@@ -1,4 +1,4 @@
-"""What the benchmarks share: interleaved repeats, medians of paired ratios, CSV files and plots.
+"""What the benchmarks share: interleaved repeats, medians of paired ratios, CSV files.
 
 Contenders take turns, in another order each round, and are compared within a round. Whatever else the machine
 does then slows all of them alike.
@@ -20,16 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import matplotlib as mpl
 import numpy as np
 import torch
+from report.results import BENCHMARKS, RESULTS
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-
-RESULTS = Path(__file__).parent / "results"
-OURS, TORCH, DATA, LIMIT = "#1f6feb", "#d1603d", "#8a63d2", "#8c959f"
-OVER_LINES = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}  # of a label that a line would cross
 LEAST_ROUNDS = 3
 Row = dict[str, Any]
 
@@ -194,16 +188,8 @@ def machine() -> str:
     return f"{cores}; {platform.system()}; {versions}"
 
 
-def report(name: str, rows: list[Row], options: Options, draw: Callable[[Any], None], *, height: float = 4.2) -> None:
-    """Print rows, and write them with the machine and a plot to `<name>.csv` and `<name>.png`.
-
-    Args:
-        name: Name of the benchmark.
-        rows: Rows with equal columns.
-        options: Where the files go.
-        draw: Draws the rows on a figure.
-        height: Height of the figure, in inches.
-    """
+def record(name: str, rows: list[Row], options: Options) -> None:
+    """Print rows with equal columns, and write them with the machine to `<name>.csv`; draw the script's pictures."""
     shown = [{key: _short(value) for key, value in row.items()} for row in rows]
     widths = {key: max(len(key), *(len(row[key]) for row in shown)) for key in shown[0]}
     for row in [{key: key for key in widths}, *shown]:
@@ -215,13 +201,18 @@ def report(name: str, rows: list[Row], options: Options, draw: Callable[[Any], N
     with (options.out / f"{name}.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, [*rows[0], "machine"], lineterminator="\n")
         writer.writeheader()
-        writer.writerows({key: _short(value) for key, value in row.items()} | {"machine": machine()} for row in rows)
-    with plt.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = plt.figure(figsize=(9, height), layout="constrained")
-        draw(figure)
-        figure.supxlabel(machine(), fontsize=7, color="#6e7781")
-        figure.savefig(options.out / f"{name}.png", dpi=130)
-    print(f"written: {name}.csv, {name}.png", file=sys.stderr)
+        writer.writerows(row | {"machine": machine()} for row in shown)
+    from report.pictures import draw  # matplotlib is not to be imported before contenders are forked
+
+    question = Path(sys.argv[0]).resolve().relative_to(BENCHMARKS).with_suffix("")
+    draw(str(question), options.out)
+    tell(f"written: {name}.csv and its picture")
+
+
+def quartiles(name: str, values: Iterable[float], scale: float = 1.0) -> Row:
+    """Return three columns: the median, and the quartiles as `<name>_q1` and `<name>_q3`."""
+    low, middle, high = spread(values)
+    return {name: middle * scale, f"{name}_q1": low * scale, f"{name}_q3": high * scale}
 
 
 def _short(value: Any) -> str:

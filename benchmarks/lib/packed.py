@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import SHARDS, Setting
-from packed_documents import Corpus
-from workloads import timed_job
+
+from lib.packed_documents import Corpus
+from lib.peer_jobs import SHARDS, Setting
+from lib.workloads import timed_job
 
 Rows = list[list[int]]  # the tokens of each row, without padding
 

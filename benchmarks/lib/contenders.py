@@ -18,17 +18,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from apart import Make, interleave_apart
-from harness import DATA, LIMIT, OURS, OVER_LINES, TORCH, Row, drain, ratio, spread, steady, tell
+from report.declare import LOADER
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import loaderkit as lk
+from lib.apart import Make, interleave_apart
+from lib.harness import Row, drain, quartiles, ratio, steady, tell
 
-BARE, LOADER, RING, REFERENCE = "bare loop (the limit)", "lk.Loader", "lk.Loader, ring", "DataLoader"
+BARE, RING, REFERENCE = "bare loop (the limit)", "lk.Loader, ring", "DataLoader"
 STATEFUL, NODES, GRAIN, SPDL = "StatefulDataLoader", "torchdata.nodes", "grain", "spdl"
-COLOURS = {LOADER: OURS, REFERENCE: TORCH, STATEFUL: "#e6a08b", NODES: DATA, GRAIN: "#2da44e", SPDL: "#bf8700"}
 Epoch = Callable[[], object]
 
 
@@ -276,40 +276,14 @@ def compare(
             **(columns or {}),
             "workers": workers,
             "contender": name,
-            "us_per_sample": middle / size * 1e6,
-            "us_per_sample_q1": low / size * 1e6,
-            "us_per_sample_q3": high / size * 1e6,
+            **quartiles("us_per_sample", taken.values(), 1e6 / size),
             "throughput_ratio_to_reference": 1 / ratio(taken, found[REFERENCE]),
             "throughput_ratio_to_limit": 1 / ratio(taken, found[BARE]),
             "repeats": len(taken),
         }
         for name, taken in found.items()
-        for low, middle, high in [spread(taken.values())]
     ]
 
 
 def _as_it_is(run: Epoch, _: ExitStack) -> Epoch:
     return run
-
-
-def draw_bars(figure: Any, rows: list[Row], title: str, column: str = "throughput_ratio_to_limit") -> None:
-    """Draw a panel for each number of workers."""
-    panels = figure.subplots(1, len({row["workers"] for row in rows}), squeeze=False)[0]
-    for axes, workers in zip(panels, sorted({row["workers"] for row in rows}), strict=True):
-        mine = [row for row in rows if row["workers"] == workers and row["contender"] != BARE]
-        values = [row[column] for row in mine]
-        bars = axes.barh(
-            [row["contender"] for row in mine], values, color=[colour_of(row["contender"]) for row in mine]
-        )
-        axes.bar_label(
-            bars, [f" {value:.2f}" if value >= 0.1 else f" {value:.2g}" for value in values], bbox=OVER_LINES
-        )
-        axes.axvline(1, color="#24292f", linewidth=0.8, linestyle=":", zorder=0)
-        axes.set_xlim(0, 1.15 * max(1.0, *values))
-        axes.invert_yaxis()
-        axes.set_title(f"{workers} workers", loc="left")
-    figure.suptitle(title, x=0.01, ha="left")
-
-
-def colour_of(name: str) -> str:
-    return next((colour for start, colour in COLOURS.items() if name.startswith(start)), LIMIT)

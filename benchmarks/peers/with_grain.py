@@ -5,15 +5,15 @@ from typing import Any
 
 import grain
 import grain.experimental
-from common import SEED, Setting
-from packed import Rows, packed_job, packed_speed_jobs
-from packed_documents import Corpus, Source, text_of, tokenize
+from lib.packed import Rows, packed_job, packed_speed_jobs
+from lib.packed_documents import Corpus, Source, text_of, tokenize
+from lib.peer_jobs import SEED, Setting
 
 NAME, VERSION = "grain", grain.__version__
 CONCAT = grain.experimental.ConcatThenSplitIterDataset
 
 
-def write(folder: str) -> dict[str, Any]:  # noqa: ARG001 - the documents are in memory
+def write_packed(folder: str) -> dict[str, Any]:  # noqa: ARG001 - the documents are in memory
     return {"ways": list(WAYS)}
 
 
@@ -51,10 +51,10 @@ WAYS: dict[str, Any] = {
     "ConcatThenSplit in workers": functools.partial(packed, fit=CONCAT),
     "FirstFitPack, tokenized on the way": functools.partial(packed, texts=True),
 }
-resume = packed_job(WAYS, rows_of, save=lambda it: it.get_state(), load=lambda it, state: it.set_state(state))
+resume_packed = packed_job(WAYS, rows_of, save=lambda it: it.get_state(), load=lambda it, state: it.set_state(state))
 TIMED: dict[str, Any] = {
     "FirstFitPack": functools.partial(packed, bins=128),
     "BestFitPack": functools.partial(packed, fit=grain.experimental.BestFitPackIterDataset, bins=128),
     "ConcatThenSplit": functools.partial(packed, fit=CONCAT),
 }
-throughput, count = packed_speed_jobs(TIMED, lambda batch: (len(batch["tokens"]), batch["tokens"]))
+throughput_packed, count_packed = packed_speed_jobs(TIMED, lambda batch: (len(batch["tokens"]), batch["tokens"]))

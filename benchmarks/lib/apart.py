@@ -14,7 +14,8 @@ from multiprocessing import Pipe, get_context
 from typing import Any, NoReturn
 
 import torch
-from harness import LeftOutError, descendants, end, interleave, leave
+
+from lib.harness import LeftOutError, descendants, end, interleave, leave
 
 # Torch imports it when a worker's thread sends its first tensor, which fails while the main thread imports it too: a DataLoader
 # would wait for that batch for ever.

@@ -1,4 +1,4 @@
-"""The augmentations of one library under three loaders, for `fields.py`: `python benchmarks/field_cases.py LIBRARY FOLDER`.
+"""The augmentations of one library under three loaders, for `fields.py`: `python benchmarks/lib/field_cases.py LIBRARY FOLDER`.
 
 Each run is a process that `seed_everything` has seeded: it makes the data and reads all samples, which are equal, for two epochs. So what
 differs is what an augmentation drew.

@@ -8,27 +8,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-PEERS = {
-    "loaderkit": "with_loaderkit",
-    "litdata": "with_litdata",
-    "mosaicml": "with_mosaicml",
-    "webdataset": "with_webdataset",
-    "hf": "with_hf",
-    "energon": "with_energon",
-    "torch": "with_torch",
-}
+PEERS = ("loaderkit", "litdata", "mosaicml", "webdataset", "hf", "energon", "torch")
 IMPORT_S = 180  # some take half a minute, on an idle machine
 Answers = list[dict[str, Any]]  # one for each rank
 
 
-def add_options(parser: argparse.ArgumentParser, modules: Mapping[str, str] = PEERS) -> None:
-    parser.add_argument("--peers", default=",".join(modules), help="which, with commas between")
+def add_options(parser: argparse.ArgumentParser, known: Sequence[str] = PEERS) -> None:
+    parser.add_argument("--peers", default=",".join(known), help="which, with commas between")
     parser.add_argument(
         "--python",
         action="append",
@@ -38,25 +30,25 @@ def add_options(parser: argparse.ArgumentParser, modules: Mapping[str, str] = PE
     )
 
 
-def interpreters(given: argparse.Namespace, modules: Mapping[str, str] = PEERS) -> dict[str, str]:
+def interpreters(given: argparse.Namespace, known: Sequence[str] = PEERS) -> dict[str, str]:
     """Return the interpreter of each peer that was asked for."""
     own = dict(text.split("=", 1) for text in given.python)
     names = given.peers.split(",")
-    unknown = [name for name in [*names, *own] if name not in modules]
+    unknown = [name for name in [*names, *own] if name not in known]
     if unknown:
-        raise SystemExit(f"peers: {unknown} not known, wanted some of {', '.join(modules)}.")
+        raise SystemExit(f"peers: {unknown} not known, wanted some of {', '.join(known)}.")
     return {name: own.get(name, sys.executable) for name in names}
 
 
 class Peer:
     """A peer's process, that forks for each rank of each job."""
 
-    def __init__(self, module: str, python: str, log: Path, scratch: str) -> None:
+    def __init__(self, peer: str, python: str, log: Path, scratch: str) -> None:
         self._log = log.open("ab")
         settings = {"TMPDIR": scratch}  # some leave files behind
         paths = [str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")]
         self._process = subprocess.Popen(
-            [python, str(HERE / "serve.py"), module],
+            [python, str(HERE / "serve.py"), peer],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -98,14 +90,14 @@ class Peer:
 
 
 @contextmanager
-def started(pythons: Mapping[str, str], folder: Path, modules: Mapping[str, str] = PEERS) -> Iterator[dict[str, Peer]]:
+def started(pythons: Mapping[str, str], folder: Path) -> Iterator[dict[str, Peer]]:
     """Start the peers; those that can't be imported are said and left out."""
     peers: dict[str, Peer] = {}
     scratch = tempfile.mkdtemp()
     try:
         for name, python in pythons.items():
             try:
-                peers[name] = Peer(modules[name], python, folder / f"{name}.log", scratch)
+                peers[name] = Peer(name, python, folder / f"{name}.log", scratch)
             except (RuntimeError, OSError) as error:
                 text = (folder / f"{name}.log").read_text(errors="replace").strip().split("\n")[-1]
                 print(f"{name}: left out: {error} {text}", file=sys.stderr)

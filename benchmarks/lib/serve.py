@@ -1,6 +1,6 @@
 """Run a peer's jobs, each in fresh processes: one line of JSON in, one out.
 
-python serve.py MODULE
+python serve.py PEER
 
 The peer is imported once; each rank of a job is a fork of that process, which has made no dataset
 and no loader. So a job starts in milliseconds, where some peers take half a minute to import.
@@ -22,8 +22,8 @@ HERE = Path(__file__).parent
 
 
 def main() -> None:
-    sys.path[:0] = [str(HERE), str(HERE.parent)]
-    peer: Any = importlib.import_module(sys.argv[1])
+    sys.path[0] = str(HERE.parent)
+    peer: Any = importlib.import_module(f"peers.with_{sys.argv[1]}")
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever the peers print
     print(json.dumps({"name": peer.NAME, "version": peer.VERSION}), file=answers, flush=True)

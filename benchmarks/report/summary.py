@@ -1,20 +1,21 @@
 """Put every workload of the suite by every loader into one table and one picture.
 
-Reads the CSV files of the other scripts. In `summary.csv`, a cell is a loader's speed over that of lk.Loader with default settings; below 1,
+Reads the CSV files of the scripts. In `summary.csv`, a cell is a loader's speed over that of lk.Loader with default settings; below 1,
 loaderkit is ahead. `summary.md` and `summary.png` show lk.Loader's speed over the others'; above 1, loaderkit is ahead. `behind.md` lists where it is not. If a workload says
 so, its dataset draws nothing or only from `lk.sample_rng()`. For data on disk, an epoch after the first counts. If a loader can run threads
 or processes, the faster one counts. A cell is empty if it was not measured. The geometric means are loaderkit's speed over DataLoader's.
 """
 
-import argparse
 import csv
 import math
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-from harness import RESULTS
-from summary_workloads import LOADERS, Workload, workloads
+
+from report.declare import LOADERS, Speed
+from report.questions import QUESTIONS, declared, file_of
+from report.results import NotMeasuredError, Results
 
 SHOWN = {  # the picture's workloads, and their labels
     "rows in memory, 0 workers": "Rows of an array in memory",
@@ -32,13 +33,12 @@ CLEARLY = 1.05  # a smaller difference is level
 Found = dict[str, float]
 
 
-def read(workload: Workload, folder: Path) -> tuple[Found, str]:
+def read(workload: Speed, results: Results) -> tuple[Found, str]:
     """Return the loaders' speeds over ours, and the machine."""
-    path = folder / f"{workload.file}.csv"
-    if not path.exists():
+    try:
+        rows = results.rows(**workload.where)
+    except NotMeasuredError:
         return {}, ""
-    with path.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if workload.where.items() <= row.items()]
     values = {row["contender"]: float(row[workload.column]) for row in rows if row.get(workload.column)}
     values = {name: value for name, value in values.items() if value > 0}  # nan is not
     ours = values.get(workload.ours)
@@ -65,7 +65,7 @@ def is_of(loader: str, contender: str) -> bool:
     )
 
 
-def mean(found: list[tuple[Workload, Found]], timed: bool) -> float:
+def mean(found: list[tuple[Speed, Found]], timed: bool) -> float:
     """Return the geometric mean of our speed over DataLoader's."""
     values = [
         -math.log(cells["DataLoader"])
@@ -75,23 +75,24 @@ def mean(found: list[tuple[Workload, Found]], timed: bool) -> float:
     return math.exp(sum(values) / len(values)) if values else float("nan")
 
 
-def summarise(folder: Path) -> tuple[list[tuple[Workload, Found]], list[str]]:
+def summarise(folder: Path) -> tuple[list[tuple[Speed, Found]], list[str]]:
     """Return all workloads with their cells, and the machines."""
-    found, machines = [], []
-    for workload in workloads():
-        cells, machine = read(workload, folder)
-        found.append((workload, cells))
-        machines += [machine] if machine and machine not in machines else []
+    found, machines = list[tuple[Speed, Found]](), list[str]()
+    for question in QUESTIONS:
+        for workload in declared(question).speeds:
+            cells, machine = read(workload, Results(folder, file_of(question)))
+            found.append((workload, cells))
+            machines += [machine] if machine and machine not in machines else []
     return found, machines
 
 
-def ahead(folder: Path) -> list[tuple[Workload, str, float]]:
+def ahead(folder: Path) -> list[tuple[Speed, str, float]]:
     """Return where another loader is ahead, and how fast it is over ours."""
     found, _ = summarise(folder)
     return [(workload, loader, speed) for workload, cells in found for loader, speed in cells.items() if speed > 1]
 
 
-def draw(found: list[tuple[Workload, Found]], machines: list[str], path: Path) -> None:
+def draw(found: list[tuple[Speed, Found]], machines: list[str], path: Path) -> None:
     """Draw our speed over DataLoader's for the workloads in SHOWN, the fastest first."""
     speeds = {workload.name: 1 / cells["DataLoader"] for workload, cells in found if "DataLoader" in cells}
     bars = sorted((speeds[name], label) for name, label in SHOWN.items() if name in speeds)
@@ -116,7 +117,7 @@ def draw(found: list[tuple[Workload, Found]], machines: list[str], path: Path) -
     figure.savefig(path, dpi=130)
 
 
-def markdown(found: list[tuple[Workload, Found]]) -> str:
+def markdown(found: list[tuple[Speed, Found]]) -> str:
     """Return our speed over every loader's as Markdown tables, without columns that have no value."""
     groups = {
         "In memory": [line for line in found if line[0].timed and " on disk" not in line[0].name],
@@ -125,7 +126,7 @@ def markdown(found: list[tuple[Workload, Found]]) -> str:
     }
     timed = [workload for workload, cells in found if workload.timed and "DataLoader" in cells]
     parts = [
-        "<!-- written by benchmarks/summary.py -->",
+        "<!-- written by benchmarks/report -->",
         f"Over {len(timed)} workloads of throughput, the geometric mean is {mean(found, True):.1f} x the speed of `DataLoader`.",
     ]
     for title, lines in groups.items():
@@ -145,14 +146,14 @@ def over(theirs: float | None) -> str:
     return f"*{text}*" if theirs > CLEARLY else text
 
 
-def behind(found: list[tuple[Workload, Found]]) -> str:
+def behind(found: list[tuple[Speed, Found]]) -> str:
     """Return where loaderkit is clearly behind another loader, as a list, the worst first, and how many cells there are."""
     cells = [(workload, loader, speed) for workload, line in found for loader, speed in line.items()]
     slower = sorted((cell for cell in cells if cell[2] > CLEARLY), key=lambda cell: -cell[2])
     lines = [f"- {workload.name}: {1 / speed:.2f} of {loader}" for workload, loader, speed in slower]
     return "\n".join(
         [
-            "<!-- written by benchmarks/summary.py -->",
+            "<!-- written by benchmarks/report -->",
             f"Of {len(cells)} comparisons, loaderkit is more than 5 % behind in {len(slower)}. These are all of them, as its speed "
             "over that of the other loader (for memory: the other's over its own):",
             "",
@@ -164,10 +165,8 @@ def behind(found: list[tuple[Workload, Found]]) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the CSV files are, and the summary goes")
-    folder: Path = parser.parse_args().results
+def write(folder: Path) -> None:
+    """Write `summary.csv`, `summary.md`, `behind.md` and `summary.png`."""
     found, machines = summarise(folder)
     if not machines:
         raise SystemExit(f"summary: no results in {folder}. Run: make bench")
@@ -180,19 +179,7 @@ def main() -> None:
     (folder / "summary.md").write_text(markdown(found))
     (folder / "behind.md").write_text(behind(found))
     draw(found, machines, folder / "summary.png")
-    for workload, cells in found:
-        shown = [f"{loader} {short(value)}" for loader, value in cells.items()]
-        print(f"{workload.name}: {', '.join(shown) or 'not measured'}")
-    for workload, loader, speed in ahead(folder):
-        print(f"ahead of loaderkit: {loader} at {workload.name}: {speed:.2f} x")
-    print(
-        f"loaderkit over DataLoader, geometric mean: {mean(found, True):.2f} (throughput), {mean(found, False):.2f} (all)"
-    )
 
 
 def short(value: Any) -> str:
     return "not measured" if value is None else f"{value:.3g}"
-
-
-if __name__ == "__main__":
-    main()

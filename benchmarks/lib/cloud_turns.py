@@ -1,7 +1,7 @@
 """One loader's turn in `cloud.py`, in a process of its own: write the data, or read an epoch of it from the store.
 
-    python benchmarks/cloud_turns.py write LOADER FOLDER SHARDS SAMPLES
-    python benchmarks/cloud_turns.py read LOADER CACHE STORE SHUFFLE WORKERS STEP_S
+    python benchmarks/lib/cloud_turns.py write LOADER FOLDER SHARDS SAMPLES
+    python benchmarks/lib/cloud_turns.py read LOADER CACHE STORE SHUFFLE WORKERS STEP_S
 
 `read` prints JSON: seconds from making the dataset to the first batch, seconds of the epoch, and whether each sample came once.
 """
