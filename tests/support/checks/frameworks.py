@@ -7,7 +7,7 @@ import functools
 import re
 from pathlib import Path
 
-SUPPORT = Path(__file__).parent
+SUPPORT = Path(__file__).parents[1]
 LARGE = {
     *(
         "accelerate",
@@ -44,9 +44,5 @@ def uses(file: Path) -> bool:
     """Return whether a file imports a large library, itself or through a helper of the tests."""
     text = file.read_text()
     names = {name for pair in _IMPORT.findall(text) for name in pair if name}
-    helpers = [SUPPORT / f"{name}.py" for name in names if name != "frameworks"]
-    return (
-        bool(names & LARGE)
-        or _NAMES_THAT_IMPORT.search(text) is not None
-        or any(helper.exists() and uses(helper) for helper in helpers)
-    )
+    helpers = [helper for name in names - {"frameworks"} for helper in SUPPORT.glob(f"*/{name}.py")]
+    return bool(names & LARGE) or _NAMES_THAT_IMPORT.search(text) is not None or any(map(uses, helpers))

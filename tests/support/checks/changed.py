@@ -1,4 +1,4 @@
-"""Print the tests that a change may break, one a line: `python tests/support/changed.py [BASE]`.
+"""Print the tests that a change may break, one a line: `python tests/support/checks/changed.py [BASE]`.
 
 A file of the package stands for the folders of tests of all packages that import it, directly or through others. A helper
 stands for the test files that import it. `tests/laws` and `tests/project` look at the whole package.
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PACKAGE, TESTS, SUPPORT = "loaderkit", "tests", "tests/support"
 WHOLE = ["tests/laws", "tests/project", "tests/testing"]  # they see every package
 TEXTS = ("docs/", "examples/", "benchmarks/", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "mkdocs.yml")

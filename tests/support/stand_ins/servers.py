@@ -104,7 +104,7 @@ AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZ
 @contextlib.contextmanager
 def run_azure(folder: Path) -> Iterator[int]:
     """Run Azurite, Microsoft's emulator of Azure Blob Storage; yields its port."""
-    installed = Path(__file__).parents[2] / ".azurite" / "node_modules" / ".bin"
+    installed = Path(__file__).parents[3] / ".azurite" / "node_modules" / ".bin"
     program = shutil.which("azurite-blob") or shutil.which("azurite-blob", path=str(installed))
     if program is None:
         pytest.skip("Azurite is not installed: npm install --prefix .azurite azurite")
@@ -142,7 +142,7 @@ def run_store(folder: Path, latency_s: float = 0.0, connection: float = 1e9, tot
     pytest.importorskip("s3fs")
     root, port = folder / "buckets", free_port()
     root.mkdir()
-    program = Path(__file__).parents[2] / "benchmarks" / "object_store.py"
+    program = Path(__file__).parents[3] / "benchmarks" / "object_store.py"
     limits = ["--latency", str(latency_s), str(latency_s), "--connection", str(connection), "--total", str(total)]
     with running([sys.executable, str(program), str(port), str(root), *limits], port, folder / "store.log"):
         yield SlowStore(root, port)

@@ -11,7 +11,7 @@ import loaderkit as package
 from loaderkit.cli import main
 
 COMMAND = [sys.executable, "-m", "loaderkit.cli"]
-_FOLDERS = [str(Path(package.__file__).parents[1]), os.environ.get("PYTHONPATH", ""), str(Path(__file__).parent)]
+_FOLDERS = [str(Path(package.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": os.pathsep.join(filter(None, _FOLDERS)),  # this checkout first, also if another one is installed

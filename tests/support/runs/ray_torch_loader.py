@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-EXAMPLES = str(Path(__file__).parents[2] / "examples")
+EXAMPLES = str(Path(__file__).parents[3] / "examples")
 sys.path.insert(0, EXAMPLES)
 
 

@@ -7,7 +7,7 @@ from torch_loader import TorchLoader
 
 import loaderkit as lk
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 import fabric_digits
 
 if __name__ == "__main__":

@@ -385,8 +385,7 @@ def _main(job: dict[str, Any], target: Callable[[dict[str, Any]], None]) -> None
     target(job)
 
 
-# The fork server imports lightning once. Before Python 3.13 it finds this module only through PYTHONPATH.
-os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+# The fork server imports lightning once. Before Python 3.13 it finds this module only through PYTHONPATH, which conftest.py sets.
 _context = multiprocessing.get_context("forkserver")
 set_forkserver_preload(["lightning_job", "warmed"])
 
