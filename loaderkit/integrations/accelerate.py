@@ -78,7 +78,7 @@ def skip_first_batches(loader: Loader, batches: int) -> Loader:
     return loader
 
 
-class PreparedLoader(Loader, DataLoaderStateMixin):  # type: ignore[misc]  # Any
+class PreparedLoader(Loader, DataLoaderStateMixin):  # type: ignore[misc]  # Any where it is not installed
     """A Loader that tells Accelerate where it is; made by `prepare`.
 
     Attributes:

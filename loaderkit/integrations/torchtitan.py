@@ -47,7 +47,7 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is Any wh
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(BaseDataLoader.Config):  # type: ignore[misc]
+    class Config(BaseDataLoader.Config):  # type: ignore[misc]  # Any, as above
         """What the loader reads, and how.
 
         Args:
@@ -173,5 +173,5 @@ def next_tokens_joined(rows: list[Any]) -> Batch:
     return {name: values.flatten() for name, values in inputs.items()}, labels.flatten()
 
 
-next_tokens.draws_nothing = True  # type: ignore[attr-defined]
-next_tokens_joined.draws_nothing = True  # type: ignore[attr-defined]
+next_tokens.draws_nothing = True  # type: ignore[attr-defined]  # a function's attribute
+next_tokens_joined.draws_nothing = True  # type: ignore[attr-defined]  # a function's attribute

@@ -208,7 +208,7 @@ def in_pieces(dataset: Any, plan: Plan, collate_fn: Any) -> Any:
     from loaderkit.collate.pack import PackCollate  # few need them, and their import takes time
     from loaderkit.datasets.pieces import PieceDataset
 
-    if isinstance(dataset, PieceDataset) and len(dataset) == len(plan.lengths):  # type: ignore[attr-defined]
+    if isinstance(dataset, PieceDataset) and len(dataset) == len(plan.lengths):  # type: ignore[attr-defined]  # a plan by length
         return dataset  # another Loader's
     if len(lengths) != len(dataset):
         raise _other_lengths(plan, len(lengths), len(dataset))
@@ -220,7 +220,7 @@ def in_pieces(dataset: Any, plan: Plan, collate_fn: Any) -> Any:
             f"loader: the plan cuts samples (too_long='split'), but the fields {whole} have one value for a whole sample, such as its "
             "pictures. Cut samples in the dataset: max_length=, too_long='truncate_right'. Or leave them out: too_long='drop'."
         )
-    return PieceDataset(dataset, plan.row_length, lengths=lengths, fields=fields)  # type: ignore[attr-defined]
+    return PieceDataset(dataset, plan.row_length, lengths=lengths, fields=fields)  # type: ignore[attr-defined]  # a plan of rows
 
 
 def check_order(order: Order, size: int) -> None:

@@ -38,7 +38,7 @@ class EncodedDataset(NamedRows[Sample]):
 
     @functools.cached_property
     def _encoder(self) -> str:
-        return str(self.transform.fingerprint())  # type: ignore[attr-defined]
+        return str(self.transform.fingerprint())  # type: ignore[attr-defined]  # each encoder has one
 
 
 class RowEncoder(ABC):
@@ -116,7 +116,7 @@ class RowDataset(EncodedDataset[dict[str, Any]]):
 
     def counted(self) -> EncodedDataset[int]:
         """Return a dataset of the numbers of tokens: what `measure_lengths` reads instead of the samples."""
-        return EncodedDataset(self.dataset, _Count(self.transform))  # type: ignore[arg-type]
+        return EncodedDataset(self.dataset, _Count(self.transform))  # type: ignore[arg-type]  # it is called as a transform is
 
 
 class ChatDataset(RowDataset):
