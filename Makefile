@@ -29,7 +29,7 @@ test-nightly: check
 	$(call PARTS,--full --flips=1000 --fuzz-seconds=600 --fuzz-seed=$(SEED) --kills=10 --kill-chains=5)
 
 test-changed: .venv/test
-	@tests=$$($(BIN)/python tests/support/changed.py $(BASE)) && \
+	@tests=$$($(BIN)/python tests/support/checks/changed.py $(BASE)) && \
 	if [ -n "$$tests" ]; then $(PYTEST) -m "not slow" $$tests; else echo "nothing has changed"; fi
 
 check: .venv/test
@@ -38,7 +38,7 @@ check: .venv/test
 	$(BIN)/mypy
 
 bench: .venv/bench
-	$(BIN)/python benchmarks/suite.py $(if $(QUICK),--quick)
+	$(BIN)/python benchmarks/lib/suite.py $(if $(QUICK),--quick)
 
 docs: .venv/docs
 	$(BIN)/mkdocs build --quiet

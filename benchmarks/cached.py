@@ -17,20 +17,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from apart import Make, interleave_apart
-from contenders import Epoch, Job, installed, ours
-from harness import DATA, LIMIT, OURS, TORCH, Row, drain, parse_options, ratio, report, spread
+from lib.apart import Make, interleave_apart
+from lib.contenders import Epoch, Job, installed, ours
+from lib.harness import Row, drain, parse_options, quartiles, ratio, record
 from pictures import BATCH, CROP, SIDE, make_jpegs
 from PIL import Image
+from report.declare import Report
 from torch import Tensor
 
 import loaderkit as lk
 
 DECODED, MEMORY, FOLDER, DISKCACHE = "decoded each epoch", "CachedDataset, memory", "CachedDataset, folder", "diskcache"
 KEPT = "decoded pictures in a list (the limit)"
-COLOURS = {DECODED: TORCH, MEMORY: OURS, FOLDER: OURS, DISKCACHE: DATA, KEPT: LIMIT}
 ROOM = 1 << 30
 Sample = tuple[Tensor, int]
+
+REPORT = Report(minutes=2)
+REPORT.chart(
+    "JPEGs of 256 x 256: throughput over decoding in each epoch (more is better)",
+    "throughput_ratio_to_decoding",
+    panels=("epoch", "workers"),
+)
 
 
 class Jpegs:
@@ -142,37 +149,17 @@ def main() -> None:
         label = f"{epoch} epoch, {workers} workers"
         found = interleave_apart(makes, rounds=2 if options.quick else 12, limit_s=50, label=label)
         for name, taken in found.items():
-            low, middle, high = spread(taken.values())
             rows.append(
                 {
                     "epoch": epoch,
                     "workers": workers,
                     "contender": name,
-                    "us_per_sample": middle / len(files) * 1e6,
-                    "us_per_sample_q1": low / len(files) * 1e6,
-                    "us_per_sample_q3": high / len(files) * 1e6,
+                    **quartiles("us_per_sample", taken.values(), 1 / len(files) * 1e6),
                     "throughput_ratio_to_decoding": 1 / ratio(taken, found[DECODED]),
                     "repeats": len(taken),
                 }
             )
-    report("cached", rows, options, lambda figure: draw(figure, rows))
-
-
-def draw(figure: Any, rows: list[Row]) -> None:
-    panels = list(dict.fromkeys((row["epoch"], row["workers"]) for row in rows))
-    for axes, (epoch, workers) in zip(figure.subplots(1, len(panels)), panels, strict=True):
-        mine = [row for row in rows if (row["epoch"], row["workers"]) == (epoch, workers)]
-        values = [row["throughput_ratio_to_decoding"] for row in mine]
-        bars = axes.barh([row["contender"] for row in mine], values, color=[COLOURS[row["contender"]] for row in mine])
-        axes.bar_label(bars, [f" {value:.2f}" for value in values])
-        axes.set_xlim(0, 1.25 * max(values))
-        axes.invert_yaxis()
-        axes.set_title(f"{epoch} epoch, {workers} workers", loc="left")
-        if axes is not figure.axes[0]:
-            axes.set_yticks([])
-    figure.suptitle(
-        f"JPEGs of {SIDE} x {SIDE}: throughput over decoding in each epoch (more is better)", x=0.01, ha="left"
-    )
+    record("cached", rows, options)
 
 
 if __name__ == "__main__":

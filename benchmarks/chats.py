@@ -24,8 +24,9 @@ from typing import Any, NamedTuple
 import datasets
 import numpy as np
 import torch
-from apart import once
-from harness import DATA, LIMIT, OURS, Row, parse_options, ratio, report, spread, tell, turns
+from lib.apart import once
+from lib.harness import Row, parse_options, quartiles, ratio, record, spread, tell, turns
+from report.declare import Report
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -42,7 +43,6 @@ BARE, LOOP, PLAN, CACHED, STREAM, TRL = (
     "lk, stream.pack",
     "trl SFTTrainer",
 )
-COLOURS = {BARE: LIMIT, LOOP: OURS, PLAN: OURS, CACHED: OURS, STREAM: OURS, TRL: DATA}
 SPECIAL = ["<pad>", "<|im_start|>", "<|im_end|>"]
 HEADER = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
 PROMPT = "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -52,6 +52,14 @@ TEMPLATES = {
     "without blocks": f"{HEADER}{TURN}{PROMPT}",
 }
 Epochs = Iterator[tuple[float, int, int]]  # seconds, conversations and tokens of each epoch
+
+REPORT = Report(minutes=6)
+REPORT.chart(
+    "Conversations to packed rows with labels: conversations / s, by processes (more is better)",
+    {"first_epoch_chats_per_s": "first epoch", "later_epoch_chats_per_s": "later epoch"},
+    names=("contender", "processes"),
+    panels=("template",),
+)
 
 
 def write_chats(folder: Path, size: int) -> None:
@@ -221,15 +229,12 @@ def measure(source: Path, rounds: int) -> list[Row]:
     for (template, name), epochs in found.items():
         key = template, name
         _, chats, tokens = epochs[0][0]
-        low, middle, high = spread(chats / each[0][0] for each in epochs)
         rows.append(
             {
                 "contender": name,
                 "template": template,
                 "processes": PROCESSES.get(name, WORKERS),
-                "first_epoch_chats_per_s": middle,
-                "first_epoch_chats_per_s_q1": low,
-                "first_epoch_chats_per_s_q3": high,
+                **quartiles("first_epoch_chats_per_s", (chats / each[0][0] for each in epochs)),
                 "later_epoch_chats_per_s": spread(chats / each[1][0] for each in epochs)[1],
                 "first_throughput_ratio_to_trl": 1 / ratio(taken[0][key], taken[0][template, TRL]),
                 "later_throughput_ratio_to_trl": 1 / ratio(taken[1][key], taken[1][template, TRL]),
@@ -242,21 +247,6 @@ def measure(source: Path, rounds: int) -> list[Row]:
     return rows
 
 
-def draw(figure: Any, rows: list[Row]) -> None:
-    for axes, template in zip(figure.subplots(1, 2, sharex=True, sharey=True), TEMPLATES, strict=True):
-        mine = [row for row in rows if row["template"] == template]
-        for shift, epoch, alpha in ((-0.2, "first", 1.0), (0.2, "later", 0.45)):
-            speeds = [row[f"{epoch}_epoch_chats_per_s"] for row in mine]
-            places = np.arange(len(mine)) + shift
-            bars = axes.barh(places, speeds, 0.38, color=[COLOURS[row["contender"]] for row in mine], alpha=alpha)
-            axes.bar_label(bars, [f" {speed:,.0f} {epoch}" for speed in speeds], fontsize=7)
-        axes.set_yticks(np.arange(len(mine)), [f"{row['contender']} ({row['processes']})" for row in mine])
-        axes.set_xlim(0, 1.3 * max(row[f"{epoch}_epoch_chats_per_s"] for row in rows for epoch in ("first", "later")))
-        axes.set_title(template, loc="left", fontsize=9)
-        axes.set_xlabel("conversations / s, by the processes in brackets")
-    axes.invert_yaxis()
-
-
 def main() -> None:
     options = parse_options(__doc__)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -264,7 +254,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_chats(Path(folder), 60 if options.quick else 3_000)
         rows = measure(Path(folder), 1 if options.quick else 3)
-    report("chats", rows, options, lambda figure: draw(figure, rows), height=4)
+    record("chats", rows, options)
 
 
 if __name__ == "__main__":

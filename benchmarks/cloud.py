@@ -1,6 +1,6 @@
 """Read shards from a slow object store with an empty cache: ours and three peers, each from its own format.
 
-The store is `tests/support/object_store.py`: 30 to 80 ms to the first byte, 15 MB/s a connection, 60 MB/s in all. Ten shards of 64 MB, samples of 100 KB,
+The store is `tests/support/stand_ins/object_store.py`: 30 to 80 ms to the first byte, 15 MB/s a connection, 60 MB/s in all. Ten shards of 64 MB, samples of 100 KB,
 batches of 16. Each turn is a process of its own with an empty cache. The limit is the time that the bytes take at 60 MB/s, or the
 steps, whichever is more. `DataLoader` has no loader of buckets.
 """
@@ -20,15 +20,46 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from cloud_turns import BATCH, BYTES, LOADERS
-from harness import DATA, OURS, TORCH, Row, parse_options, report, spread, tell, turns
+from lib.cloud_turns import BATCH, BYTES, LOADERS
+from lib.harness import Row, parse_options, record, spread, tell, turns
+from report.declare import LOADER, ORDERS, Report, cell, each, listed, over
 
 HERE = Path(__file__).parent
-STORE = HERE.parent / "tests" / "support" / "object_store.py"
+STORE = HERE.parent / "tests" / "support" / "stand_ins" / "object_store.py"
 CONNECTION, TOTAL = 15e6, 60e6  # bytes a second
 LATENCY_S = ("0.03", "0.08")
 TURN_S = 120.0  # a loader that takes longer is left out
 CLOUD_SHARDS = "CLOUD_SHARDS"
+
+REPORT = Report(minutes=12, group="From a bucket")
+REPORT.target(
+    "First epoch from a slow bucket, 2 workers, in order and shuffled: over the network's limit",
+    each("ratio_to_limit", order=ORDERS, workers="2", step_ms="0", contender=LOADER),
+    most=1.2,
+)
+for text, bound, unit in (("Its first batch, shuffled", 1.5, " s"), ("The same over webdataset's", 1, "")):
+    ours, theirs = (
+        each("first_batch_s", order="shuffled", workers="2", step_ms="0", contender=name)
+        for name in (LOADER, "webdataset")
+    )
+    REPORT.target(text, ours if unit else over(ours, theirs), most=bound, unit=unit)
+for order in ORDERS:
+    setting = {"order": order, "workers": "2", "step_ms": "0"}
+    REPORT.line(
+        cell(
+            f"Ten shards of 64 MB from a slow bucket with an empty cache, {order}, 2 workers: epoch over the network's limit "
+            "(first batch; {:.0f} rounds)",
+            each("repeats", contender=LOADER, **setting),
+        ),
+        cell("{} x ({} s)", each("ratio_to_limit", "first_batch_s", contender=LOADER, **setting)),
+        listed("{contender} {ratio_to_limit} x ({first_batch_s} s)", without=LOADER, **setting),
+    )
+REPORT.chart(
+    "From a slow bucket with an empty cache, 2 workers (less is better)",
+    {"ratio_to_limit": "epoch over the network's limit", "first_batch_s": "seconds to the first batch"},
+    panels=("order",),
+    where={"workers": "2", "step_ms": "0"},
+)
 
 
 def main() -> None:
@@ -50,7 +81,7 @@ def main() -> None:
                     if one is not None:
                         found.setdefault((*case, name), []).append(one)
     rows = [row_of(key, turns_of, shards * each) for key, turns_of in found.items()]
-    report("cloud", rows, options, lambda figure: draw(figure, rows), height=5.2)
+    record("cloud", rows, options)
 
 
 class Store:
@@ -91,7 +122,15 @@ def bucket_of(name: str) -> str:
 def write(name: str, store: Store, shards: int, samples: int) -> bool:
     """Write a loader's format into its bucket. Return whether that worked."""
     folder = store.root / bucket_of(name) / "train"
-    command = [python_of(name), str(HERE / "cloud_turns.py"), "write", name, str(folder), str(shards), str(samples)]
+    command = [
+        python_of(name),
+        str(HERE / "lib" / "cloud_turns.py"),
+        "write",
+        name,
+        str(folder),
+        str(shards),
+        str(samples),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         tell(f"{name}: left out: {done.stderr.strip().splitlines()[-1:]}")
@@ -113,7 +152,7 @@ def turn(name: str, store: Store, shuffle: bool, workers: int, step_s: float) ->
     store.ask("reset")
     cache = Path(tempfile.mkdtemp())
     given = [f"s3://{bucket_of(name)}/train", store.url, str(shuffle), str(workers), str(step_s)]
-    command = [python_of(name), str(HERE / "cloud_turns.py"), "read", name, str(cache), *given]
+    command = [python_of(name), str(HERE / "lib" / "cloud_turns.py"), "read", name, str(cache), *given]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TURN_S, check=True)
         found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -155,22 +194,6 @@ def row_of(key: tuple[Any, ...], found: list[dict[str, Any]], samples: int) -> R
         "each_once": all(one["once"] and one["samples"] == samples for one in found),
         "repeats": len(found),
     }
-
-
-def draw(figure: Any, rows: list[Row]) -> None:
-    panels = figure.subplots(2, 2)
-    colours = dict(zip(LOADERS, (OURS, DATA, TORCH, "#3d9a6a"), strict=True))
-    for axes, (order, column) in zip(
-        panels.flat, product(("in order", "shuffled"), ("ratio_to_limit", "first_batch_s")), strict=True
-    ):
-        shown = [row for row in rows if (row["order"], row["workers"], row["step_ms"]) == (order, 2, 0)][::-1]
-        names = [row["contender"] for row in shown]
-        bars = axes.barh(names, [row[column] for row in shown], color=[colours[name] for name in names])
-        axes.bar_label(bars, fmt="%.2g", padding=2, fontsize=8)
-        axes.margins(x=0.12)
-        what = "epoch over the network's limit" if column == "ratio_to_limit" else "seconds to the first batch"
-        axes.set_title(f"{order}: {what}", loc="left", fontsize=9)
-    figure.suptitle("From a slow bucket with an empty cache, 2 workers (less is better)", x=0.01, ha="left")
 
 
 if __name__ == "__main__":

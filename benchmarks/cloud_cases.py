@@ -14,13 +14,31 @@ from pathlib import Path
 from typing import Any
 
 from cloud import Store, index, running, write
-from cloud_turns import BATCH, BYTES, KEY, Numbered, numbers_of
-from harness import OURS, Row, parse_options, report, spread, tell
+from lib.cloud_turns import BATCH, BYTES, KEY, Numbered, numbers_of
+from lib.harness import Row, parse_options, record, spread, tell
+from report.declare import Report, each
 
 import loaderkit as lk
 
 NAME, ROOM = "lk.Loader", 3.1  # shards
 CASES = ("warm cache", "small cache, in order", "small cache, shuffled", "resume on an empty node", "open 1,000 shards")
+
+REPORT = Report(minutes=4, group="From a bucket")
+for text, column, case, bound, unit in (
+    ("Requests that open 1,000 shards", "open_requests", CASES[4], 3, ""),
+    ("Their time", "open_s", CASES[4], 1, " s"),
+    (
+        "A cache of 3 shards, in order and shuffled: peak over the limit",
+        "peak_shards_over_limit",
+        CASES[1:3],
+        1,
+        " shards",
+    ),
+    ("The same: bytes over the minimum", "bytes_over_minimum", CASES[1:3], 1.3, ""),
+    ("First batch of a resume on an empty node", "first_batch_s", CASES[3], 2, " s"),
+):
+    REPORT.target(text, each(column, case=case), most=bound, unit=unit)
+REPORT.chart("From a slow bucket: seconds (less is better)", "epoch_s", names=("case",), log=True)
 
 
 def main() -> None:
@@ -42,7 +60,7 @@ def main() -> None:
         {"case": case, **{name: spread(one[name] for one in turns)[1] for name in turns[0]}, "repeats": len(turns)}
         for case, turns in found.items()
     ]
-    report("cloud_cases", rows, options, lambda figure: draw(figure, rows))
+    record("cloud_cases", rows, options)
 
 
 def run(case: str, store: Store, samples: int, each: int) -> dict[str, float]:
@@ -104,14 +122,6 @@ def _watch(folder: Path, peak: list[int], over: threading.Event) -> None:
         except FileNotFoundError:
             continue
         peak[0] = max(peak[0], used)
-
-
-def draw(figure: Any, rows: list[Row]) -> None:
-    axes = figure.subplots()
-    bars = axes.barh(CASES[::-1], [row["epoch_s"] for row in rows][::-1], color=OURS)
-    axes.bar_label(bars, fmt="%.2g", padding=2, fontsize=8)
-    axes.set_xscale("log")
-    axes.set_title("From a slow bucket: seconds (log scale)", loc="left", fontsize=9)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import LIMIT, OURS, TORCH, Row, drain, interleave, parse_options, ratio, report, spread
+from lib.harness import Row, drain, interleave, parse_options, quartiles, ratio, record
+from report.declare import Report, every
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -32,6 +33,27 @@ SAMPLES: dict[str, Callable[[Any], Any]] = {
     "arrays": lambda array: array,
     "lists": lambda array: array.tolist(),
 }
+
+REPORT = Report(minutes=1, group="Variable lengths")
+for contender, kind_of, least_times in (
+    ("lk.PadCollate", "int64", 2.3),
+    ("lk.PadCollate", "uint16", 4),
+    ("lk.RaggedCollate", "int64", 4.5),
+    ("lk.RaggedCollate", "uint16", 4.5),
+):
+    for kind in ("tensors", "arrays"):
+        REPORT.target(
+            f"`{contender}` of {kind_of} {kind}, batches of 64, 128 and 256: times as fast as `pad_sequence` + mask",
+            every("times_faster", contender=contender, samples=kind, dtype=kind_of),
+            least=least_times,
+        )
+REPORT.chart(
+    "Times as fast as pad_sequence and a mask, by sequences (16 to 512 tokens) a batch (more is better)",
+    "times_faster",
+    panels=("samples", "dtype"),
+    x="batch_size",
+    mark=1,
+)
 
 
 def by_hand(sequences: list[Any], cast: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,43 +122,18 @@ def main() -> None:
                     contenders_for(make_batches(count, size, dtype), kind), rounds=rounds, clock=time.process_time
                 )
                 for name, seconds in taken.items():
-                    low, middle, high = spread(seconds.values())
                     rows.append(
                         {
                             "contender": name,
                             "samples": kind,
                             "dtype": dtype,
                             "batch_size": size,
-                            "us_per_batch": middle * 1e6 / count,
-                            "us_per_batch_q1": low * 1e6 / count,
-                            "us_per_batch_q3": high * 1e6 / count,
+                            **quartiles("us_per_batch", seconds.values(), 1e6 / count),
                             "times_faster": 1 / ratio(seconds, taken[BY_HAND]),
                             "repeats": len(seconds),
                         }
                     )
-    report("collate", rows, options, lambda figure: draw(figure, rows), height=5.4)
-
-
-def draw(figure: Any, rows: list[Row]) -> None:
-    groups = list(dict.fromkeys((row["samples"], row["dtype"]) for row in rows))
-    all_axes = figure.subplots(1, len(groups), sharey=True)
-    names = list(dict.fromkeys(row["contender"] for row in rows))
-    colours = dict(
-        zip(names, (TORCH, OURS, "#54aeff", LIMIT, "#d4a72c", "#8a63d2", "#2da44e", "#e6a08b", "#24292f"), strict=False)
-    )
-    for axes, (kind, dtype) in zip(all_axes, groups, strict=True):
-        for name in names:
-            some = [row for row in rows if (row["contender"], row["samples"], row["dtype"]) == (name, kind, dtype)]
-            if some:
-                places = [row["batch_size"] for row in some]
-                axes.plot(places, [row["times_faster"] for row in some], "o-", color=colours[name], label=name)
-        axes.set_title(f"{dtype}, {kind}", loc="left", fontsize=10)
-        axes.set_xticks(SIZES)
-        axes.set_ylim(0, 1.05 * max(row["times_faster"] for row in rows))
-        axes.axhline(1, color="#24292f", linewidth=0.8, linestyle=":")
-    all_axes[0].set_ylabel("times as fast, by sequences (16 to 512 tokens) a batch")
-    labels = {label: line for axes in all_axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(labels.values(), labels.keys(), loc="outside upper right", ncols=3, fontsize=8)
+    record("collate", rows, options)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,38 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from harness import OURS, Row, drain, parse_options, report
+from lib.harness import Row, drain, parse_options, record
+from report.declare import LOADER, Report, best, cell, each, every
 
 import loaderkit as lk
 
 STEP_MS = 5.0
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9)
+
+REPORT = Report(minutes=1)
+for loop in ("plain loop", "Lightning"):
+    REPORT.target(
+        f"`DataWaitMonitor`, {loop}: off the share of synthetic sleeps, alone and in `{LOADER}`'s samples, the worst",
+        best(max, *(every("points_off", loop=loop, watched=watched) for watched in ("sleeps", LOADER))),
+        most=5,
+        unit=" points",
+    )
+    REPORT.target(
+        f"`DataWaitMonitor`, {loop}: its cost of a step of 5 ms",
+        each("cost_percent_of_5_ms", loop=loop, watched="sleeps"),
+        most=1,
+        unit=" %",
+    )
+    REPORT.line(
+        f"`DataWaitMonitor`, {loop}: off the share of synthetic sleeps, at worst (its cost a step)",
+        cell("{:.1f} points ({} us)", best(max, every("points_off", loop=loop)), each("cost_us_per_step", loop=loop)),
+    )
+REPORT.chart(
+    "DataWaitMonitor: its share of a 5 ms step that waits for data, over that by a clock of the source's own",
+    "measured",
+    names=("loop", "watched"),
+    x="share",
+)
 
 
 class Sleeps:
@@ -187,32 +213,7 @@ def main() -> None:
                     "steps": steps,
                 }
             )
-    report("data_wait", rows, options, lambda figure: draw(figure, rows))
-
-
-def draw(figure: Any, rows: list[Row]) -> None:
-    left, right = figure.subplots(1, 2, width_ratios=[1.4, 1])
-    left.axline((0, 0), slope=1, color="#8c959f", linewidth=1, linestyle=":")
-    for (name, colour), (watched, marker) in product(
-        (("plain loop", OURS), ("Lightning", "#d1603d")), zip(SOURCES, "os", strict=True)
-    ):
-        mine = [row for row in rows if (row["loop"], row["watched"]) == (name, watched)]
-        shares, measured = [100 * row["share"] for row in mine], [100 * row["measured"] for row in mine]
-        left.plot(shares, measured, marker, color=colour, label=f"{name}, {watched}", fillstyle="none", markersize=8)
-    left.set_xlabel("waiting for data: by a clock of the source's own (%)")
-    left.set_ylabel("by the monitor (%)")
-    left.legend(frameon=False, loc="upper left")
-    left.set_title("Share of a 5 ms step", loc="left")
-    costs = {row["loop"]: row["cost_us_per_step"] for row in rows}
-    bars = right.barh(list(costs), list(costs.values()), color=[OURS, "#d1603d"], height=0.5)
-    right.bar_label(bars, [f" {value:.3g} us" for value in costs.values()])
-    right.axvline(50, color="#24292f", linewidth=0.8, linestyle=":")
-    right.text(50, 1.45, "1 % of 5 ms ", ha="right", va="bottom", fontsize=9)
-    right.invert_yaxis()
-    right.set_ylim(1.5, -0.5)
-    right.set_xlim(0, max(60, *costs.values()) * 1.2)
-    right.set_xlabel("the monitor's cost a step (us of CPU)")
-    right.set_title("Cost (dotted: 1 % of the step)", loc="left")
+    record("data_wait", rows, options)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 import torch.utils.data as torch_data
-from harness import LIMIT, OURS, TORCH, Row, parse_options, report
+from lib.harness import Row, parse_options, record
+from report.declare import Report, best, each, every
 from torch import Tensor
 
 import loaderkit as lk
@@ -21,6 +22,36 @@ CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 MIB = 1 << 20
 OURS_NAME = "lk.DeviceLoader"
+
+REPORT = Report(minutes=0.5, group="Copies to the device")
+REPORT.target(
+    "On CUDA: a step over the longer of computation and copy, the worst of all ratios",
+    best(max, every("step_over_limit", file="device_overlap", way="lk.DeviceLoader")),
+    most=1.03,
+)
+REPORT.target(
+    "On CUDA: bandwidth of registered slots over that of pinned memory, the worst of 1 MiB and more",
+    best(
+        min,
+        each(
+            "of_pinned",
+            file="device_copies",
+            method="registered slot, copy_",
+            bytes=tuple(str(mib << 20) for mib in (1, 16, 128, 1024)),
+        ),
+    ),
+    least=0.98,
+)
+REPORT.chart("Copies: GB/s by bytes", "gb_per_s", names=("method",), x="bytes", log=True, file="device_copies")
+REPORT.chart(
+    "A step over the longer of computation and copy",
+    "step_over_limit",
+    names=("way",),
+    x="copy_over_compute",
+    file="device_overlap",
+)
+REPORT.chart("Small batches: ms", "ms", file="device_small")
+REPORT.chart("Training: samples / s", "samples_per_s", file="device_training")
 
 
 def synchronize() -> None:
@@ -246,19 +277,6 @@ def training(quick: bool) -> list[Row]:
     return found
 
 
-def draw(figure: Any, rows: list[Row], name: str, x: str, y: str) -> None:
-    axes = figure.subplots()
-    names = list(dict.fromkeys(row[name] for row in rows))
-    for label, colour in zip(names, (OURS, TORCH, LIMIT, "#8a63d2", "#2da44e"), strict=False):
-        some = [row for row in rows if row[name] == label]
-        axes.plot([row[x] for row in some], [row[y] for row in some], "o", color=colour, label=label)
-    if isinstance(rows[0][x], float | int):
-        axes.set_xscale("log")
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.legend(frameon=False, fontsize=8)
-
-
 def main() -> None:
     options = parse_options(__doc__)
     if not CUDA:
@@ -267,14 +285,8 @@ def main() -> None:
         if not options.quick:
             return
         options = type(options)(quick=True, out=None)
-    for name, measure, axes in (
-        ("device_copies", copies, ("method", "bytes", "gb_per_s")),
-        ("device_overlap", overlap, ("way", "copy_over_compute", "step_over_limit")),
-        ("device_small", small_on_the_way, ("contender", "bytes", "ms")),
-        ("device_training", training, ("contender", "contender", "samples_per_s")),
-    ):
-        rows = measure(options.quick)
-        report(name, rows, options, lambda figure, rows=rows, axes=axes: draw(figure, rows, *axes))  # type: ignore[misc]
+    for measure in (copies, overlap, small_on_the_way, training):
+        record(f"device_{measure.__name__.partition('_')[0]}", measure(options.quick), options)
 
 
 if __name__ == "__main__":

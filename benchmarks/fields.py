@@ -19,8 +19,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from field_cases import BATCH, CASES, EPOCHS, KILLED_AFTER, SAMPLES, WORKERS
-from harness import RESULTS, Row, machine, tell
+from lib.field_cases import BATCH, CASES, EPOCHS, KILLED_AFTER, SAMPLES, WORKERS
+from lib.harness import Row, machine, tell
+from report.results import RESULTS
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples" / "fields"
@@ -144,7 +145,7 @@ def install(library: str, folder: Path) -> dict[str, str]:
 def compare(name: str, variables: dict[str, str]) -> Row:
     """Return what two runs of a case found, each in a new process; the second one resumes what was killed in the first."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(HERE / "field_cases.py"), name, folder]
+        command = [sys.executable, str(HERE / "lib" / "field_cases.py"), name, folder]
         first, second = (_json(command, variables) for _ in range(2))
     row: Row = {
         "case": name,

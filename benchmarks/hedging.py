@@ -1,6 +1,6 @@
 """Read from an object store that answers a few requests late: ours, which makes a late request twice, and each request once.
 
-The store is `tests/support/object_store.py`: 30 to 80 ms to the first byte, 50 MB/s a connection, 200 MB/s in all, and a share of the requests waits
+The store is `tests/support/stand_ins/object_store.py`: 30 to 80 ms to the first byte, 50 MB/s a connection, 200 MB/s in all, and a share of the requests waits
 2 s longer. "shards" are downloads of 64 MB, in ranges of 4 MiB; "samples" are batches of 64 ranges of 100 KB at random places. Both
 contenders make up to 16 requests at a time, one shard or batch after another. The limit is the time that the bytes take at 200 MB/s.
 """
@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from cloud import Store, running
-from harness import DATA, OURS, Row, parse_options, report, seconds, spread, tell, turns
+from lib.harness import Row, parse_options, record, seconds, spread, tell, turns
+from report.declare import Report
 
 import loaderkit as lk
 
@@ -24,6 +24,13 @@ LATENCY_S, CONNECTION, TOTAL, LONGER_S, AT_ONCE = "0.03,0.08", 50e6, 200e6, 2.0,
 SHARES = (0.0, 0.002, 0.01)
 URL = "s3://bucket/shard.bin"
 Ranges = list[tuple[int, int]]
+
+REPORT = Report(minutes=4)
+REPORT.chart(
+    "A share of the requests waits 2 s longer: time over the network's limit (less is better)",
+    "ratio_to_limit",
+    panels=("what", "late_share"),
+)
 
 
 def main() -> None:
@@ -48,7 +55,7 @@ def main() -> None:
                 if number >= 0:  # the first opens connections
                     found.setdefault((what, share, name), []).append(taken)
     rows = [row_of(*key, taken) for key, taken in found.items()]
-    report("hedging", rows, options, lambda figure: draw(figure, rows))
+    record("hedging", rows, options)
 
 
 def ranges_of(what: str, repeats: int, seed: int) -> list[Ranges]:
@@ -92,21 +99,6 @@ def row_of(what: str, share: float, name: str, taken: list[tuple[float, float]])
     row: Row = {"what": what, "late_share": share, "contender": name, "ratio_to_limit": ratio[1]}
     row |= {"ratio_to_limit_q1": ratio[0], "ratio_to_limit_q3": ratio[2]}
     return row | {"bytes_over_minimum": spread(sent for _, sent in taken)[1], "repeats": len(taken)}
-
-
-def draw(figure: Any, rows: list[Row]) -> None:
-    panels = figure.subplots(1, 2)
-    names = dict.fromkeys(row["contender"] for row in rows)
-    for axes, what in zip(panels, ("shards", "samples"), strict=True):
-        for place, (name, colour) in enumerate(zip(names, (DATA, OURS), strict=True)):
-            mine = [row["ratio_to_limit"] for row in rows if (row["what"], row["contender"]) == (what, name)]
-            at = [number + 0.4 * place - 0.2 for number in range(len(mine))]
-            axes.bar_label(axes.bar(at, mine, 0.36, label=name, color=colour), fmt="%.2g", padding=2, fontsize=8)
-        axes.set_xticks(range(len(SHARES)), [f"{share:.1%}" for share in SHARES])
-        axes.set_xlabel(f"requests that wait {LONGER_S:g} s longer")
-        axes.set_title(f"{what}: time over the network's limit", loc="left", fontsize=9)
-        axes.margins(y=0.12)
-    panels[0].legend(frameon=False)
 
 
 if __name__ == "__main__":

@@ -23,16 +23,40 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
-from harness import LIMIT, OURS, TORCH, Row, interleave, parse_options, report, seconds, spread
-from index_shards import SHARD, TARS, write_lines, write_rows, write_tar
+from lib.harness import Row, interleave, parse_options, record, seconds, spread
+from lib.index_shards import SHARD, TARS, write_lines, write_rows, write_tar
+from report.declare import Report, cell, each, over
 
 from loaderkit.cli.command import main as loaderkit
 
 OURS_NAME, BARE, PEER = "loaderkit index", "bare loop", "tarfile"
-COLOURS = {OURS_NAME: OURS, BARE: LIMIT, PEER: TORCH}
+
+REPORT = Report(minutes=4, group="Data on disk")
+for shards in ("tar, below 512 B", "tar, 1 B to 10 KB", "tar, 100 KB and a class"):
+    REPORT.target(
+        f"Index of {shards}: speed over Python's tarfile, CPU time",
+        over(*(each("cpu_s_per_million", shards=shards, contender=name) for name in ("tarfile", "loaderkit index"))),
+        least=4,
+        unit=" x",
+    )
+    REPORT.line(
+        f"Index of a million samples ({shards}): wall time of two processes (CPU of one)",
+        cell(
+            "{} s ({} s)", each("wall_s_two_processes", "cpu_s_per_million", shards=shards, contender="loaderkit index")
+        ),
+        cell(
+            "`tarfile` (CPU {} s), a bare loop over the headers (CPU {} s)",
+            each("cpu_s_per_million", shards=shards, contender=("tarfile", "bare loop")),
+        ),
+    )
+REPORT.chart(
+    "Index: CPU seconds for a million samples (less is better)",
+    "cpu_s_per_million",
+    panels=("shards",),
+    log=True,
+)
 
 
 def forget() -> None:
@@ -152,24 +176,7 @@ def main() -> None:
         for name, place, samples, limit in kinds(Path(folder), options.quick):
             found = measure(place, samples, limit, 3 if options.quick else 4)
             rows += [{"shards": name, **row} for row in found]
-    report("index", rows, options, lambda figure: plot(figure, rows), height=6.5)
-
-
-def plot(figure: Any, rows: list[Row]) -> None:
-    axes = figure.subplots()
-    names = list(dict.fromkeys(row["shards"] for row in rows))
-    for offset, contender in enumerate(COLOURS):
-        mine = {row["shards"]: row for row in rows if row["contender"] == contender}
-        places = [names.index(name) + (offset - 1) * 0.25 for name in mine]
-        values = [row["cpu_s_per_million"] for row in mine.values()]
-        bars = axes.barh(places, values, height=0.24, label=contender, color=COLOURS[contender])
-        axes.bar_label(bars, [f" {value:.2g} s" for value in values])
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.margins(x=0.15)
-    axes.set_xlabel("seconds of CPU for a million samples (log scale; less is better)")
-    axes.legend(frameon=False)
+    record("index", rows, options)
 
 
 if __name__ == "__main__":

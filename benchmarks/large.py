@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from contenders import LOADER, Job, compare, draw_bars, ours
-from harness import Row, drain, parse_options, report
+from lib.contenders import Job, compare, ours
+from lib.harness import Row, drain, parse_options, record
+from report.declare import BOTH, LOADER, Report, cell, each
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
@@ -20,6 +21,32 @@ from torch.utils.data import TensorDataset, default_collate
 import loaderkit as lk
 
 SIDE, KINDS = 224, 64
+
+REPORT = Report(minutes=5)
+for job, text, short in (
+    (
+        "float32",
+        "Batches of 38 MB, 64 pictures as float32 stacked, next to no work",
+        "38 MB of float32 pictures a batch",
+    ),
+    ("uint8 rows", "The same size, 256 rows of an array in memory", "38 MB of rows in memory a batch"),
+):
+    REPORT.line(
+        f"{text}, 0 and 2 workers: throughput over `DataLoader`'s",
+        cell("{} x, {} x", each("throughput_ratio_to_reference", contender=LOADER, job=job, workers=BOTH)),
+        cell(
+            "{} against {} us and {} against {} us a sample",
+            each("us_per_sample", job=job, workers=BOTH, contender=(LOADER, "DataLoader")),
+        ),
+    )
+    for workers in BOTH:
+        REPORT.speed(f"{short}, {workers} workers", "us_per_sample", {"workers": workers, "job": job})
+REPORT.chart(
+    "Batches of 38 MB: throughput over the bare loop's (more is better)",
+    "throughput_ratio_to_limit",
+    panels=("job", "workers"),
+    mark=1,
+)
 
 
 def make_pictures(count: int) -> Tensor:
@@ -96,16 +123,7 @@ def main() -> None:
             bare=partial(gathered, read, len(pictures), 256),
             columns={"job": "uint8 rows"},
         )
-    report("large", rows, options, partial(draw, rows=rows), height=9)
-
-
-def draw(figure: Any, rows: list[Row]) -> None:
-    parts = figure.subfigures(2, 1)
-    for part, job, text in zip(
-        parts, ("float32", "uint8 rows"), ("64 x 602 KB, stacked", "256 x 151 KB, gathered"), strict=True
-    ):
-        mine = [row for row in rows if row["job"] == job]
-        draw_bars(part, mine, f"{job}, batches of {text}: throughput over the bare loop's (more is better)")
+    record("large", rows, options)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,10 @@ from typing import Any
 import av
 import numpy as np
 import torch
-from apart import Make, interleave_apart
-from contenders import Epoch, Job, by_torch, ours
-from harness import DATA, LIMIT, OURS, TORCH, Row, parse_options, ratio, report, spread
+from lib.apart import Make, interleave_apart
+from lib.contenders import Epoch, Job, by_torch, ours
+from lib.harness import Row, parse_options, quartiles, ratio, record
+from report.declare import Report
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -30,7 +31,13 @@ RATE, LONG_S, CLIP_S = 16000, 30, 1
 FPS, FILM_S, FRAMES, STRIDE = 25, 10, 8, 4
 LOADER, OURS_BY_CODEC = "lk.Loader", "lk.Loader, torchcodec"
 CODEC, APPROXIMATE, ALL = "torchcodec", "torchcodec, approximate", "decode all, then cut"
-COLOURS = {LOADER: OURS, OURS_BY_CODEC: OURS, CODEC: TORCH, APPROXIMATE: DATA, ALL: LIMIT}
+
+REPORT = Report(minutes=6)
+REPORT.chart(
+    "Clips: throughput over decoding the whole file (more is better)",
+    "throughput_ratio_to_decoding_all",
+    panels=("kind", "workers"),
+)
 
 
 def write_sounds(folder: Path, count: int) -> list[Path]:
@@ -139,34 +146,18 @@ def main() -> None:
                 label = f"{kind}, {workers} workers"
                 found = interleave_apart(makes, rounds=2 if options.quick else 20, limit_s=60, label=label)
                 for name, taken in found.items():
-                    low, middle, high = spread(taken.values())
                     rows.append(
                         {
                             "kind": kind,
                             "workers": workers,
                             "contender": name,
-                            "ms_per_clip": middle / len(paths) * 1e3,
-                            "ms_per_clip_q1": low / len(paths) * 1e3,
-                            "ms_per_clip_q3": high / len(paths) * 1e3,
+                            **quartiles("ms_per_clip", taken.values(), 1 / len(paths) * 1e3),
                             "ratio_to_torchcodec": ratio(taken, found[CODEC]) if CODEC in found else float("nan"),
                             "throughput_ratio_to_decoding_all": 1 / ratio(taken, found[ALL]),
                             "repeats": len(taken),
                         }
                     )
-    report("media", rows, options, lambda figure: draw(figure, rows))
-
-
-def draw(figure: Any, rows: list[Row]) -> None:
-    panels = list(dict.fromkeys((row["kind"], row["workers"]) for row in rows))
-    for axes, (kind, workers) in zip(figure.subplots(2, 2).flat, panels, strict=True):
-        mine = [row for row in rows if (row["kind"], row["workers"]) == (kind, workers)]
-        values = [row["throughput_ratio_to_decoding_all"] for row in mine]
-        bars = axes.barh([row["contender"] for row in mine], values, color=[COLOURS[row["contender"]] for row in mine])
-        axes.bar_label(bars, [f" {value:.2f}" for value in values])
-        axes.set_xlim(0, 1.25 * max(values))
-        axes.invert_yaxis()
-        axes.set_title(f"{kind}, {workers} workers", loc="left")
-    figure.suptitle("Clips: throughput over decoding the whole file (more is better)", x=0.01, ha="left")
+    record("media", rows, options)
 
 
 if __name__ == "__main__":

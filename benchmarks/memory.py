@@ -17,9 +17,9 @@ from statistics import median
 from typing import Any
 
 import torch
-from apart import once
-from contenders import LOADER, colour_of
-from harness import LeftOutError, Row, parse_options, report, tell
+from lib.apart import once
+from lib.harness import LeftOutError, Row, parse_options, record, tell
+from report.declare import LOADER, Report, cell, each, percent
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -28,6 +28,38 @@ import loaderkit as lk
 BATCH, WORKERS = 1024, 4
 Record = dict[str, Any]
 LISTED = "a list of dicts"
+
+REPORT = Report(minutes=5)
+for name in ("lk.RecordDataset", "lk.share"):
+    REPORT.target(
+        f"A million records, `{name}`: growth of four workers over the records' size, and of all processes",
+        percent(each("growth_over_records", "total_growth_over_records", contender=f"{LOADER}, {name}")),
+        most=10,
+        unit=" %",
+    )
+REPORT.line(
+    "A million records, 4 workers, one pass: growth of the workers over the records' size",
+    cell("{:.1%} (lk.share)", each("growth_over_records", contender=f"{LOADER}, lk.share")),
+    cell(
+        "a list of dicts {:.0%} ({} MB)",
+        each("growth_over_records", "growth_mb", contender="DataLoader, a list of dicts"),
+    ),
+)
+for column, text, how in (
+    ("total_growth_mb", "growth of four workers, 10^6 records", "lk.RecordDataset"),
+    ("total_growth_mb", "growth of four workers, 10^6 records, lk.share", "lk.share"),
+    ("later_total_growth_mb", "growth of four workers that all have made a batch, 10^6 records", "lk.RecordDataset"),
+    ("total_growth_mb", "growth of four threads, 10^6 records", "lk.RecordDataset, threads"),
+    ("whole_mb", "memory of 10^6 records and four workers", "lk.RecordDataset"),
+):
+    others = {"DataLoader": "DataLoader, a list of dicts", "Hugging Face datasets": "DataLoader, Hugging Face datasets"}
+    REPORT.speed(text, column, {}, f"{LOADER}, {how}", others, timed=False)
+REPORT.chart(
+    "1,000,000 records, one pass: growth of four workers over the records' own size (less is better; target 0.1)",
+    "growth_over_records",
+    log=True,
+    mark=0.1,
+)
 
 
 def make_records(count: int) -> list[Record]:
@@ -175,21 +207,7 @@ def main() -> None:
         }
         for name, values in middle.items()
     ]
-    report("memory", rows, options, partial(draw, rows=rows), height=3.6)
-
-
-def draw(figure: Any, rows: list[Row]) -> None:
-    axes = figure.subplots()
-    values = [max(row["growth_over_records"], 1e-3) for row in rows]
-    bars = axes.barh([row["contender"] for row in rows], values, color=[colour_of(row["contender"]) for row in rows])
-    axes.bar_label(bars, [f" {row['growth_over_records']:.1%} ({row['growth_mb']:.0f} MB)" for row in rows])
-    axes.axvline(0.1, color="#24292f", linewidth=0.8, linestyle=":")
-    axes.set_xscale("log")
-    axes.set_xlim(5e-4, 40)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
-    axes.invert_yaxis()
-    axes.set_xlabel("growth of four workers over the records' own size (log scale; less is better; target 10 %)")
-    axes.set_title(f"{rows[0]['records']:,} records, one pass", loc="left")
+    record("memory", rows, options)
 
 
 if __name__ == "__main__":

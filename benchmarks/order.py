@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import DATA, OURS, TORCH, Row, interleave, parse_options, report, spread
+from lib.harness import Row, interleave, parse_options, record, spread
+from report.declare import Report, cell, each
 from torch.utils.data import DataLoader
 
 import loaderkit as lk
@@ -23,8 +24,29 @@ import loaderkit as lk
 BATCH = 1024
 STRETCH = 1 << 15  # indices asked for at a time, as a Loader does
 LOADER, SAMPLER, RANDPERM = "lk.Loader", "DataLoader (RandomSampler)", "torch.randperm"
-COLOURS = {LOADER: OURS, SAMPLER: TORCH, RANDPERM: DATA}
 BYTES_PER_SAMPLE = {SAMPLER: 60, RANDPERM: 10}  # measured, rounded up
+
+REPORT = Report(minutes=1.5, group="Order and resume")
+for text, column, most, unit in (
+    ("First batch of 10^12 shuffled samples", "first_batch_ms", 50, " ms"),
+    ("Its memory", "allocated_peak_mb", 10, " MB"),
+):
+    REPORT.target(text, each(column, contender=LOADER, samples=str(10**12)), most=most, unit=unit)
+REPORT.line(
+    "Shuffling 10^12 samples: first batch, memory",
+    cell("{} ms, {} MB", each("first_batch_ms", "allocated_peak_mb", contender=LOADER, samples=str(10**12))),
+    cell(
+        "`RandomSampler` on 10^8: {} ms, {} MB",
+        each("first_batch_ms", "rss_growth_mb", contender="DataLoader (RandomSampler)", samples=str(10**8)),
+    ),
+)
+REPORT.speed("first shuffled batch of 10^8", "first_batch_ms", {"samples": str(10**8)}, timed=False)
+REPORT.chart(
+    "The order alone, by samples (less is better; targets: 50 ms, 10 MB)",
+    {"first_batch_ms": "first batch (ms)", "rss_growth_mb": "memory (MB)", "ns_per_index": "ns per index"},
+    x="samples",
+    log=True,
+)
 
 
 class Indices:
@@ -141,32 +163,7 @@ def main() -> None:
         for name, column in ((SAMPLER, "first_batch_ratio_to_reference"), (RANDPERM, "first_batch_ratio_to_limit")):
             other = at.get((name, row["samples"]))
             row[column] = row["first_batch_ms"] / other["first_batch_ms"] if other else ""
-    report("order", rows, options, lambda figure: draw(figure, rows), height=3.8)
-
-
-def draw(figure: Any, rows: list[Row]) -> None:
-    panels = figure.subplots(1, 3)
-    columns = (
-        ("first_batch_ms", "first batch (ms)"),
-        ("rss_growth_mb", "memory (MB)"),
-        ("ns_per_index", "ns per index"),
-    )
-    for axes, (column, title) in zip(panels, columns, strict=True):
-        for name, colour in COLOURS.items():
-            line = [row for row in rows if row["contender"] == name]
-            if column == "ns_per_index":
-                line = [row for row in line if row["samples"] >= 10**6 and row[column]]
-            values = [max(row[column], 0.1) for row in line]
-            axes.plot([row["samples"] for row in line], values, "o-", color=colour, label=name, markersize=4)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlabel("samples (log scale)")
-        axes.set_title(title, loc="left")
-    panels[0].axhline(50, color="#24292f", linewidth=0.8, linestyle=":")
-    panels[0].annotate("target: 50 ms", (10**12, 50), (0, 4), textcoords="offset points", ha="right", fontsize=8)
-    panels[1].axhline(10, color="#24292f", linewidth=0.8, linestyle=":")
-    panels[1].annotate("target: 10 MB", (10**12, 10), (0, 4), textcoords="offset points", ha="right", fontsize=8)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=3, frameon=False)
+    record("order", rows, options)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from harness import DATA, OURS, TORCH, LeftOutError, Row, interleave, parse_options, ratio, report, spread, tell
+from lib.harness import LeftOutError, Row, interleave, parse_options, ratio, record, spread, tell
+from report.declare import Report
 
 import loaderkit as lk
 
@@ -24,8 +25,14 @@ ROW, BATCH, MEDIAN, SIGMA, END = 2048, 8, 700, 1.2, 1
 SPLIT, WINDOWS, ONES, FLAT = "lk.PackPlan, split", "lk.WindowDataset", "lk.WindowDataset, block=1", "lk.TokenDataset"
 BFD, WRAPPED, BEST_FIT, CONCAT = "trl bfd_split", "trl wrapped", "grain best fit", "grain concat"
 LITDATA, MEGATRON = "litdata TokensLoader", "Megatron GPTDataset"
-COLOURS = {SPLIT: OURS, WINDOWS: OURS, ONES: OURS, FLAT: OURS, BFD: TORCH, WRAPPED: TORCH}
 Batches = Callable[[], Iterator[tuple[int, int]]]  # an epoch: rows, and tokens of documents in them
+
+
+REPORT = Report(minutes=8)
+REPORT.chart(
+    "Rows of tokens from documents (more is better)",
+    {"tokens_per_s": "tokens / s", "rows_full": "rows full", "tokens_used": "tokens used"},
+)
 
 
 @dataclass(frozen=True)
@@ -231,29 +238,13 @@ def measure(corpus: Corpus, rounds: int) -> list[Row]:
     return rows
 
 
-def draw(figure: Any, rows: list[Row]) -> None:
-    panels = figure.subplots(1, 3, sharey=True)
-    names = [row["contender"] for row in rows]
-    for axes, (value, label) in zip(
-        panels,
-        [("tokens_per_s", "million tokens a second"), ("rows_full", "rows full, %"), ("tokens_used", "tokens used, %")],
-        strict=True,
-    ):
-        scale = 1e-6 if value == "tokens_per_s" else 100
-        bars = axes.barh(names, [scale * row[value] for row in rows], color=[COLOURS.get(name, DATA) for name in names])
-        axes.bar_label(bars, [f" {scale * row[value]:.4g}" for row in rows])
-        axes.set_xlim(0, scale * max(row[value] for row in rows) * 1.3)
-        axes.set_xlabel(label)
-    panels[0].invert_yaxis()
-
-
 def main() -> None:
     options = parse_options(__doc__)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         corpus = write(Path(folder), 300 if options.quick else 10_000)
         rows = measure(corpus, 1 if options.quick else 3)
-    report("packing", rows, options, lambda figure: draw(figure, rows), height=3.4)
+    record("packing", rows, options)
 
 
 if __name__ == "__main__":

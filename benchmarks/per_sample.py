@@ -10,12 +10,12 @@ import copy
 import random
 import time
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from contenders import BARE, LOADER, REFERENCE, Job, by_torch, colour_of, compare, ours
-from harness import Row, drain, parse_options, report
+from lib.contenders import REFERENCE, Job, by_torch, compare, ours
+from lib.harness import Row, drain, parse_options, record
+from report.declare import BOTH, LOADER, Report, cell, each, over
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -24,6 +24,51 @@ UNSEEDED = f"{LOADER}, draws_nothing"
 BY_HAND = f"{REFERENCE}, seeded by hand"
 LINES = {REFERENCE: "o-", BY_HAND: "o--", LOADER: "o-", UNSEEDED: "o--"}
 TARGET_US = 100
+
+REPORT = Report(minutes=4.5)
+REPORT.target(
+    "Samples of 100 us, each seeded, 0 and 2 workers: throughput over `DataLoader`'s",
+    each("throughput_ratio_to_reference", contender=LOADER, sample_us="100", workers=BOTH),
+    least=0.93,
+)
+REPORT.target(
+    "Samples of 100 us, 0 and 2 workers: throughput over that of a `DataLoader` whose dataset seeds each by hand",
+    over(
+        *(
+            each("us_per_sample", contender=name, sample_us="100", workers=BOTH)
+            for name in ("DataLoader, seeded by hand", LOADER)
+        )
+    ),
+    least=0.98,  # the same work: equal, but for noise
+)
+for workers in BOTH:
+    REPORT.line(
+        f"100 us a sample, batch 32, {workers} workers, each sample seeded: throughput over `DataLoader`'s",
+        cell("{} x", each("throughput_ratio_to_reference", contender=LOADER, workers=workers, sample_us="100")),
+        cell(
+            "{} against {} us a sample",
+            each("us_per_sample", contender=(LOADER, "DataLoader"), workers=workers, sample_us="100"),
+        ),
+    )
+    for text, end in (("", ""), (" that draws nothing", ", draws_nothing")):
+        where = {"workers": workers, "sample_us": "100"}
+        REPORT.speed(f"100 us a sample{text}, {workers} workers", "us_per_sample", where, f"{LOADER}{end}")
+REPORT.line(
+    "The same where the dataset says that it draws nothing, 0 and 2 workers: throughput over `DataLoader`'s",
+    *(
+        cell(
+            text, each(f"throughput_ratio_to_{to}", contender=f"{LOADER}, draws_nothing", workers=BOTH, sample_us="100")
+        )
+        for text, to in (("{} x, {} x", "reference"), ("over a bare loop's: {} x, {} x", "limit"))
+    ),
+)
+REPORT.chart(
+    "Throughput over DataLoader's, by the cost of a sample in us: torch, numpy and random seeded for each, or not (more is better)",
+    "throughput_ratio_to_reference",
+    panels=("workers",),
+    x="sample_us",
+    mark=0.93,
+)
 
 
 class Computed:
@@ -97,59 +142,11 @@ def main() -> None:
                 },
                 alone=not at_target,
             )
-    report("per_sample", rows, options, lambda figure: draw(figure, rows), height=7)
+    record("per_sample", rows, options)
 
 
 def run(data: Computed) -> None:
     drain(data[index] for index in range(len(data)))
-
-
-def draw(figure: Any, rows: list[Row]) -> None:
-    lines, bars = figure.subplots(2, 2, height_ratios=(3, 4))
-    column = "throughput_ratio_to_reference"
-    for axes, workers in zip(lines, (0, 2), strict=True):
-        for name, style in LINES.items():
-            line = [row for row in rows if row["contender"] == name and row["workers"] == workers]
-            costs, values = [row["sample_us"] for row in line], [row[column] for row in line]
-            axes.plot(costs, values, style, color=colour_of(name), label=name)
-            if name == LOADER:
-                for cost, value in zip(costs, values, strict=True):
-                    axes.annotate(
-                        f"{value:.2f}",
-                        (cost, value),
-                        (0, -14),
-                        textcoords="offset points",
-                        ha="center",
-                        fontsize=8,
-                    )
-        axes.axhline(0.93, color="#24292f", linewidth=0.8, linestyle=":", label="target at 100 us: 0.93")
-        axes.set_xscale("log")
-        axes.set_xlabel("cost of a sample (us, log scale)")
-        axes.set_title(f"{workers} workers", loc="left")
-        mine = [row for row in rows if row["workers"] == workers and row["contender"] in LINES]
-        axes.set_ylim(0, 1.3 * max(row[column] for row in mine))
-    lines[0].set_ylabel("throughput over DataLoader's\n(more is better)")
-    lines[1].legend(loc="upper right", frameon=False)
-    names = list(dict.fromkeys(row["contender"] for row in rows if row["contender"] != BARE))
-    for axes, workers in zip(bars, (0, 2), strict=True):
-        mine = [row for row in rows if row["workers"] == workers and row["sample_us"] == TARGET_US]
-        mine = [row for row in mine if row["contender"] != BARE]
-        found = axes.barh(
-            [names.index(row["contender"]) for row in mine],
-            [row[column] for row in mine],
-            color=[colour_of(row["contender"]) for row in mine],
-        )
-        axes.bar_label(found, [f" {row[column]:.2f}" for row in mine], fontsize=8)
-        axes.set_xlim(0, 1.2 * max(row[column] for row in mine))
-        axes.set_title(f"{TARGET_US} us a sample, {workers} workers", loc="left")
-        axes.set_yticks(range(len(names)), names if axes is bars[0] else [])
-        axes.set_ylim(len(names) - 0.5, -0.5)
-    bars[0].set_xlabel("throughput over DataLoader's (more is better)")
-    figure.suptitle(
-        f"Samples that cost something, batches of {BATCH}: torch, numpy and random seeded for each, or not",
-        x=0.01,
-        ha="left",
-    )
 
 
 if __name__ == "__main__":

@@ -15,9 +15,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from contenders import LOADER, NODES, REFERENCE, STATEFUL, Job, by_nodes, by_torch, compare, draw_bars, installed, ours
-from harness import Row, drain, parse_options, report
+from lib.contenders import (
+    NODES,
+    REFERENCE,
+    STATEFUL,
+    Job,
+    by_nodes,
+    by_torch,
+    compare,
+    installed,
+    ours,
+)
+from lib.harness import Row, drain, parse_options, record
 from PIL import Image
+from report.declare import BOTH, LOADER, LOADERS, Report, each, over
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
@@ -28,6 +39,32 @@ import loaderkit as lk
 BATCH, SIDE, CROP = 32, 256, 224
 BY_HAND = ", seeded by hand"
 OWN, THREADS = f"{LOADER}, sample_rng", f"{LOADER}, threads, sample_rng"
+
+REPORT = Report(minutes=11)
+for loader, counts in (("DataLoader", BOTH), ("StatefulDataLoader", BOTH), ("torchdata.nodes", ("0",))):
+    REPORT.target(
+        f"JPEGs in memory, augmented, {' and '.join(counts)} workers: throughput over that of a `{loader}` whose dataset seeds each by "
+        "hand",
+        over(
+            *(each("us_per_sample", contender=name, workers=counts) for name in (f"{loader}, seeded by hand", LOADER))
+        ),
+        least=0.98,
+    )
+for text, name, names in (
+    ("", LOADER, {}),
+    (" by lk.sample_rng()", f"{LOADER}, sample_rng", {}),
+    (", seeded by hand", LOADER, {loader: f"{loader}, seeded by hand" for loader in LOADERS}),
+):
+    for workers in BOTH:
+        REPORT.speed(
+            f"JPEGs in memory, augmented{text}, {workers} workers", "us_per_sample", {"workers": workers}, name, names
+        )
+REPORT.chart(
+    "JPEGs decoded and augmented: throughput over the bare loop's (more is better)",
+    "throughput_ratio_to_limit",
+    panels=("workers",),
+    mark=1,
+)
 
 
 def make_jpegs(count: int) -> list[bytes]:
@@ -101,8 +138,7 @@ def main() -> None:
         more |= {THREADS: partial(ours, own, workers, "threads")} if workers else {}
         bare = partial(run, data)
         rows += compare(job, workers, rounds=rounds, limit_s=480, bare=bare, more=more, programs=programs)
-    title = f"JPEGs of {SIDE} x {SIDE}, decoded and augmented: throughput over the bare loop's (more is better)"
-    report("pictures", rows, options, lambda figure: draw_bars(figure, rows, title))
+    record("pictures", rows, options)
 
 
 def run(data: Augmented) -> None:

@@ -1,6 +1,6 @@
 """Download a shard from an object store: how fast, and how much of a CPU it takes, through s3fs, gcsfs or adlfs and through obstore.
 
-The store is `tests/support/object_store.py`. Each turn is a process of its own, whose CPU time is counted without the store's. "ranges" are 16 parallel
+The store is `tests/support/stand_ins/object_store.py`. Each turn is a process of its own, whose CPU time is counted without the store's. "ranges" are 16 parallel
 ranges of 4 MiB that nobody keeps; "download", measured on S3, also computes the checksum and writes the copy. Google is left out without
 gcsfs, and Azure without adlfs.
 """
@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 from cloud import Store, running
-from harness import DATA, OURS, Row, parse_options, report, spread, tell, turns
+from lib.harness import Row, parse_options, record, spread, tell, turns
+from report.declare import Report
 
 import loaderkit as lk
 
@@ -30,6 +31,13 @@ WAYS = {  # and the schemes of their URLs
     for way in (package, f"obstore, {scheme}")
 }
 NETWORKS = {"fast": (0.001, 0.001, 1e10, 1e10), "200 MB/s": (0.03, 0.08, 50e6, 200e6)}  # latencies, a connection, all
+
+REPORT = Report(minutes=8)
+REPORT.chart(
+    "A shard from an object store: CPU seconds a GB (less is better)",
+    "cpu_s_per_gb",
+    panels=("what", "network"),
+)
 
 
 def main() -> None:
@@ -56,7 +64,7 @@ def main() -> None:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
                 found.setdefault((network, what, way), []).append(json.loads(done.stdout))
     rows = [row_of(key, turns_of, size) for key, turns_of in found.items()]
-    report("ranges", rows, options, lambda figure: draw(figure, rows))
+    record("ranges", rows, options)
 
 
 def limit(store: Store, network: str) -> None:
@@ -105,21 +113,6 @@ def row_of(key: tuple[str, str, str], found: list[dict[str, float]], size: int) 
     cpu = spread(one["cpu_s"] / size * 1e9 for one in found)
     row: Row = {"network": network, "what": what, "contender": way, "mb_s": rate[1], "cpu_s_per_gb": cpu[1]}
     return row | {"cpu_q1": cpu[0], "cpu_q3": cpu[2], "repeats": len(found)}
-
-
-def draw(figure: Any, rows: list[Row]) -> None:
-    def group(row: Row) -> tuple[Any, ...]:
-        return row["network"], row["what"], WAYS[row["contender"]]
-
-    axes = figure.subplots()
-    groups = list(dict.fromkeys(map(group, rows)))
-    for fast, label in enumerate(("fsspec", "obstore")):
-        mine = [row for row in rows if ("obstore" in row["contender"]) == fast]
-        places = [groups.index(group(row)) + 0.4 * fast - 0.2 for row in mine]
-        axes.bar(places, [row["cpu_s_per_gb"] for row in mine], 0.36, label=label, color=(DATA, OURS)[fast])
-    axes.set_xticks(range(len(groups)), [f"{what}\n{network}\n{scheme}://" for network, what, scheme in groups])
-    axes.set_ylabel("CPU seconds a GB")
-    axes.legend(frameon=False)
 
 
 if __name__ == "__main__":

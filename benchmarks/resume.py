@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from harness import DATA, LIMIT, OURS, TORCH, Row, drain, interleave, parse_options, ratio, report, spread
+from lib.harness import Row, drain, interleave, parse_options, quartiles, ratio, record
+from report.declare import LOADER, Report, cell, each
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -20,6 +21,40 @@ BATCH = 1024
 OURS_FRESH, OURS_RESUMED = "lk.Loader, fresh start", "lk.Loader, resumed"
 DATA_FRESH, DATA_RESUMED = "StatefulDataLoader, fresh start", "StatefulDataLoader, resumed"
 TORCH_FRESH, TORCH_RESUMED = "DataLoader, fresh start", "DataLoader, run to the place again"
+
+REPORT = Report(minutes=1.5, group="Order and resume")
+for text, column, most, unit in (
+    ("Resume at 90 % of 10M samples: over a fresh start", "ratio_to_own_fresh_start", 1.05, ""),
+    ("Samples read again", "extra_getitem_calls", 0, ""),
+    ("The state", "state_bytes", 1024, " bytes"),
+):
+    REPORT.target(text, each(column, contender=f"{LOADER}, resumed"), most=most, unit=unit)
+REPORT.line(
+    "Resume at 90 % of 10M samples: time to the first batch (samples read again)",
+    cell("{} ms ({:.0f})", each("first_batch_ms", "extra_getitem_calls", contender=f"{LOADER}, resumed")),
+    cell(
+        "`StatefulDataLoader` {} ms ({:,.0f}), `DataLoader` {} ms ({:,.0f})",
+        each(
+            "first_batch_ms",
+            "extra_getitem_calls",
+            contender=("StatefulDataLoader, resumed", "DataLoader, run to the place again"),
+        ),
+    ),
+)
+REPORT.line(
+    "The state of that run",
+    cell("{:.0f} bytes of JSON", each("state_bytes", contender=f"{LOADER}, resumed")),
+    cell("`StatefulDataLoader` {:,.0f} bytes", each("state_bytes", contender="StatefulDataLoader, resumed")),
+)
+REPORT.speed(
+    "resume at 90 % of 10M",
+    "first_batch_ms",
+    {},
+    f"{LOADER}, resumed",
+    {"DataLoader": "DataLoader, run to the place again", "StatefulDataLoader": "StatefulDataLoader, resumed"},
+    timed=False,
+)
+REPORT.chart("Resume at 90 % of 10,000,000 samples: ms to the first batch (less is better)", "first_batch_ms", log=True)
 
 
 class Counted:
@@ -97,20 +132,17 @@ def main() -> None:
     fresh = {OURS_RESUMED: OURS_FRESH, DATA_RESUMED: DATA_FRESH, TORCH_RESUMED: TORCH_FRESH}
     rows: list[Row] = []
     for name, taken in found.items():
-        low, middle, high = spread(taken.values())
         rows.append(
             {
                 "contender": name,
-                "first_batch_ms": middle * 1e3,
-                "first_batch_ms_q1": low * 1e3,
-                "first_batch_ms_q3": high * 1e3,
+                **quartiles("first_batch_ms", taken.values(), 1e3),
                 "ratio_to_own_fresh_start": ratio(taken, found[fresh.get(name, name)]),
                 "extra_getitem_calls": calls[name] - BATCH,
                 "state_bytes": sizes.get(name, ""),
                 "repeats": len(taken),
             }
         )
-    report("resume", rows, options, lambda figure: draw(figure, rows, size), height=3.4)
+    record("resume", rows, options)
 
 
 def run_to(loader: Any, batches: int) -> tuple[dict[str, Any], Any]:
@@ -128,25 +160,6 @@ def check(name: str, found: list[int], wanted: list[int]) -> None:
 
 def duration(ms: float) -> str:
     return f"{ms:.1f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
-
-
-def draw(figure: Any, rows: list[Row], size: int) -> None:
-    axes = figure.subplots()
-    colours = [
-        LIMIT if "fresh" in row["contender"] else {"l": OURS, "S": DATA, "D": TORCH}[row["contender"][0]]
-        for row in rows
-    ]
-    values = [row["first_batch_ms"] for row in rows]
-    bars = axes.barh([row["contender"] for row in rows], values, color=colours)
-    axes.bar_label(
-        bars,
-        [f" {duration(row['first_batch_ms'])}, {row['extra_getitem_calls']:,} samples read again" for row in rows],
-    )
-    axes.set_xscale("log")
-    axes.set_xlim(min(values) / 3, max(values) * 200)
-    axes.invert_yaxis()
-    axes.set_xlabel("time to the first batch (ms, log scale; less is better)")
-    axes.set_title(f"Resume at 90 % of {size:,} samples", loc="left")
 
 
 if __name__ == "__main__":

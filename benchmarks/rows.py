@@ -10,9 +10,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from apart import Make, interleave_apart
-from contenders import Epoch, Job, colour_of, others
-from harness import LIMIT, OVER_LINES, Row, drain, parse_options, ratio, report, spread
+from lib.apart import Make, interleave_apart
+from lib.contenders import Epoch, Job, others
+from lib.harness import Row, drain, parse_options, quartiles, ratio, record, spread
+from report.declare import ROWS, Report, cell, each, over
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -22,6 +23,55 @@ import loaderkit as lk
 BATCH = 1024
 ALONE = "gather alone, indices ready (the limit)"
 LOOP = "loop over randperm + index_select (the reference)"
+
+REPORT = Report(minutes=3)
+REPORT.target(
+    "Rows in memory, `auto`, 0 and 2 workers: over the bare gather",
+    each("ratio_to_limit", contender=(ROWS, f"{ROWS}, 2 workers")),
+    most=1.3,
+)
+REPORT.target(
+    "Rows in memory, `auto`, 0 and 2 workers: over the loop written by hand (`torch.randperm` and `index_select`)",
+    each("ratio_to_reference", contender=(ROWS, f"{ROWS}, 2 workers")),
+    most=1.3,
+)
+REPORT.target(
+    "Rows in memory, 2 workers: `DataLoader` over ours",
+    over(
+        each("epoch_ms", contender="DataLoader(TensorDataset), 2 workers"),
+        each("epoch_ms", contender=f"{ROWS}, 2 workers"),
+    ),
+    least=20,
+)
+for end, text, theirs in (
+    (
+        "",
+        "1M x 32 float32 in memory, batch 1,024, shuffled: time over a hand-written `index_select` loop (over its gather alone)",
+        "`TensorDataset` + `DataLoader` {} x ({} x), {:.0f} times as long as ours",
+    ),
+    (", 2 workers", "The same with 2 workers", "`DataLoader` {0} x, {2:.0f} times as long as ours"),
+):
+    REPORT.line(
+        text,
+        cell("{} x ({} x)", each("ratio_to_reference", "ratio_to_limit", contender=f"{ROWS}{end}")),
+        cell(
+            theirs,
+            each("ratio_to_reference", "ratio_to_limit", contender=f"DataLoader(TensorDataset){end}"),
+            over(
+                *(each("ratio_to_reference", contender=f"{name}{end}") for name in ("DataLoader(TensorDataset)", ROWS))
+            ),
+        ),
+    )
+    REPORT.speed(
+        f"rows in memory, {'2' if end else '0'} workers", "epoch_ms", {"workers": "2" if end else "0"}, f"{ROWS}{end}"
+    )
+REPORT.chart(
+    "1,000,448 x 32 float32 in memory, shuffled: time over the hand-written loop's (less is better)",
+    "ratio_to_reference",
+    panels=("workers",),
+    log=True,
+    mark=1,
+)
 
 
 class Gather:
@@ -80,36 +130,19 @@ def main() -> None:
     )
     rows: list[Row] = []
     for name, taken in found.items():
-        low, middle, high = spread(taken.values())
+        middle = spread(taken.values())[1]
         rows.append(
             {
                 "contender": name,
                 "workers": 2 if name.endswith("2 workers") else 0,
-                "epoch_ms": middle * 1e3,
-                "epoch_ms_q1": low * 1e3,
-                "epoch_ms_q3": high * 1e3,
+                **quartiles("epoch_ms", taken.values(), 1e3),
                 "us_per_batch": middle * 1e6 / len(ready),
                 "ratio_to_reference": ratio(taken, found[LOOP]),
                 "ratio_to_limit": ratio(taken, found[ALONE]),
                 "repeats": len(taken),
             }
         )
-    report("rows", rows, options, lambda figure: draw(figure, rows, size), height=6)
-
-
-def draw(figure: Any, rows: list[Row], size: int) -> None:
-    axes = figure.subplots()
-    rows = sorted(rows, key=lambda row: row["workers"])
-    names = [row["contender"] for row in rows]
-    values = [row["ratio_to_reference"] for row in rows]
-    bars = axes.barh(names, values, color=[LIMIT if name in (ALONE, LOOP) else colour_of(name) for name in names])
-    axes.bar_label(bars, [f" {value:.2f} x" if value < 10 else f" {value:.0f} x" for value in values], bbox=OVER_LINES)
-    axes.set_xscale("log")
-    axes.set_xlim(min(values) / 2, max(values) * 3)
-    axes.axvline(1, color="#24292f", linewidth=0.8, linestyle=":", zorder=0)
-    axes.invert_yaxis()
-    axes.set_xlabel("time over the hand-written loop's (log scale; less is better)")
-    figure.suptitle(f"{size:,} x 32 float32 in memory, batches of {BATCH:,}, shuffled", x=0.01, ha="left")
+    record("rows", rows, options)
 
 
 if __name__ == "__main__":

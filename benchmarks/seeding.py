@@ -16,22 +16,21 @@ from functools import partial
 from typing import Any, cast
 
 import numpy as np
-from apart import Make, interleave_apart
-from contenders import (
-    LOADER,
+from lib.apart import Make, interleave_apart
+from lib.contenders import (
     NODES,
     REFERENCE,
     STATEFUL,
     Job,
     by_nodes,
     by_torch,
-    colour_of,
     import_peers,
     installed,
     ours,
 )
-from harness import OVER_LINES, Row, parse_options, report
+from lib.harness import Row, parse_options, record
 from pictures import BATCH, BY_HAND, OWN, Augmented, ByHand, Own, make_jpegs
+from report.declare import LOADER, Report, cell, each, over
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -40,6 +39,45 @@ NOT_SEEDING = f"{LOADER}, not seeding"
 OVER = {"time_over_dataloader": REFERENCE, "time_over_loader": LOADER, "time_over_nodes": NODES}
 COUNT = 8 * BATCH
 Turns = Mapping[int, "Beside"]
+
+REPORT = Report(minutes=17)
+REPORT.target(
+    "The same JPEGs, 0 workers, where loaders differ: throughput over `DataLoader`, torchdata.nodes, both seeding by hand, and "
+    "torchdata.nodes that makes a generator for each sample (by `lk.sample_rng()`)",
+    over(
+        each(
+            "time_over_dataloader",
+            contender=tuple(
+                f"{name} by hand"
+                for name in ("DataLoader, seeded", "torchdata.nodes, seeded", "torchdata.nodes, Philox")
+            ),
+        ),
+        each("time_over_dataloader", contender=(LOADER, LOADER, f"{LOADER}, sample_rng")),
+    ),
+    least=0.98,
+)
+REPORT.line(
+    "JPEGs decoded and augmented, 0 workers: time over that of `DataLoader`, which seeds nothing, where they differ",
+    cell(
+        "{:.3f}; by `lk.sample_rng()` {:.3f}; told that the data draws nothing {:.3f}",
+        each(
+            "time_over_dataloader", contender=tuple(f"{LOADER}{end}" for end in ("", ", sample_rng", ", not seeding"))
+        ),
+    ),
+    cell(
+        "seeded by hand {:.3f}, torchdata.nodes {:.3f}, seeded by hand {:.3f}, with a generator for each sample {:.3f}",
+        each("time_over_dataloader", contender="DataLoader, seeded by hand"),
+        each(
+            "time_over_dataloader",
+            contender=tuple(f"torchdata.nodes{end}" for end in ("", ", seeded by hand", ", Philox by hand")),
+        ),
+    ),
+)
+REPORT.chart(
+    "JPEGs decoded and augmented without workers: time over DataLoader's, where they differ (less is better)",
+    "time_over_dataloader",
+    mark=1,
+)
 
 
 class Counted(Augmented):
@@ -109,7 +147,7 @@ def main() -> None:
                     turns, found[other], each
                 )
         rows.append(row | {"rounds": len(turns), "programs": programs})
-    report("seeding", rows, options, partial(draw, rows=rows), height=3.5)
+    record("seeding", rows, options)
 
 
 def make_contenders(samples: int) -> dict[str, Make]:
@@ -171,24 +209,6 @@ def mean_by_programs(values: Mapping[int, float], each: int) -> tuple[float, flo
         by_program.setdefault(number // each, []).append(value)
     means = [statistics.fmean(some) for some in by_program.values()]
     return statistics.fmean(means), statistics.stdev(means) / math.sqrt(len(means))
-
-
-def draw(figure: Any, rows: list[Row]) -> None:
-    axes = figure.subplots()
-    for row in rows:
-        name, value, error = (
-            row["contender"],
-            row["time_over_dataloader"],
-            2 * row["time_over_dataloader_standard_error"],
-        )
-        axes.errorbar(value, name, xerr=error, fmt="o", color=colour_of(name), capsize=3)
-        label = f"{value:.3f} ± {error:.3f}" if error else f"{value:g}"
-        axes.annotate(label, (value + error, name), (8, 0), textcoords="offset points", va="center", bbox=OVER_LINES)
-    axes.axvline(1, color="#24292f", linewidth=0.8, linestyle=":", zorder=0)
-    axes.margins(x=0.25, y=0.12)
-    axes.invert_yaxis()
-    axes.set_xlabel("time over DataLoader's, where they differ: without decoding (less is better; two standard errors)")
-    figure.suptitle("JPEGs decoded and augmented without workers: what seeds of their own cost", x=0.01, ha="left")
 
 
 if __name__ == "__main__":

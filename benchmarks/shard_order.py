@@ -13,7 +13,8 @@ from collections import OrderedDict
 from typing import Any
 
 import numpy as np
-from harness import DATA, OURS, TORCH, Row, parse_options, report, seconds, spread
+from lib.harness import Row, parse_options, record, seconds, spread
+from report.declare import Report, each
 
 import loaderkit as lk
 from loaderkit.sampling.batch_plan import BatchPlan
@@ -23,6 +24,28 @@ KEPT = 256  # a dataset's max_open
 STRETCH = 1 << 15
 EPOCHS = 4
 MOSAICML = "MosaicML py1e"
+
+REPORT = Report(minutes=1, group="Data on disk")
+REPORT.target(
+    "Opens of a shard in an epoch of a ShardOrder (1,000 shards, 64 lanes), 4 workers",
+    each("opens_per_shard_4_workers", lanes="64", window="1000"),
+    most=2,
+)
+REPORT.target(
+    "Shards that a node reads over its part: 8 and 64 nodes, and 8 over four epochs",
+    each("read_8_nodes", "read_64_nodes", "read_8_nodes_4_epochs", lanes="64", window="1000"),
+    most=1.1,
+)
+REPORT.chart(
+    "ShardOrder by lanes and window, 1,000 shards of 1,000 samples (less is better)",
+    {
+        "read_8_nodes": "read by each of 8 nodes, over its part",
+        "shards_in_use": "shards in use",
+        "mix_16": "spread of means",
+    },
+    names=("order", "lanes", "window"),
+    log=True,
+)
 
 
 class OfMosaicml(lk.Order):
@@ -97,7 +120,7 @@ def main() -> None:
         )
         if name == MOSAICML:  # this says how its samples mix, not how it deals them to nodes and workers
             rows[-1] |= {column: "" for column in rows[-1] if column.startswith(("opens_", "read_", "largest_"))}
-    report("shard_order", rows, options, lambda figure: draw(figure, rows))
+    record("shard_order", rows, options)
 
 
 def walk(order: lk.Order) -> float:
@@ -177,32 +200,6 @@ def travel(order: lk.Order) -> float:
     for epoch in range(2):
         places[epoch, order.indices(epoch, 0, size)] = np.arange(size)
     return float(np.abs(places[1] - places[0]).mean() / size * 3)
-
-
-def draw(figure: Any, rows: list[Row]) -> None:
-    panels = figure.subplots(1, 3)
-    labels = [
-        f"{row['lanes']} lanes, {row['window']:,}" if row["order"] == "ShardOrder" else row["order"] for row in rows
-    ]
-    columns = (
-        ("read_8_nodes", "read by each of 8 nodes, over its part"),
-        ("shards_in_use", "shards in use"),
-        ("mix_16", "spread of 16 batches' means"),
-    )
-    colour = {"ShardOrder": OURS, MOSAICML: TORCH}
-    for number, (axes, (column, title)) in enumerate(zip(panels, columns, strict=True)):
-        axes.barh(
-            labels[::-1],
-            [row[column] or math.nan for row in rows][::-1],
-            color=[colour.get(row["order"], DATA) for row in rows][::-1],
-        )
-        axes.set_xscale("log")
-        axes.set_title(title, loc="left", fontsize=9)
-        if number:
-            axes.set_yticks([])
-    figure.suptitle(
-        "ShardOrder by lanes and window, 1,000 shards of 1,000 samples (log scales, less is better)", x=0.01, ha="left"
-    )
 
 
 if __name__ == "__main__":

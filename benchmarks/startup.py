@@ -14,10 +14,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from apart import once
-from contenders import (
+from lib.apart import once
+from lib.contenders import (
     GRAIN,
-    LOADER,
     NODES,
     REFERENCE,
     RING,
@@ -25,10 +24,10 @@ from contenders import (
     Fetch,
     IndexBatches,
     Job,
-    colour_of,
     installed,
 )
-from harness import OVER_LINES, LeftOutError, Row, parse_options, report, spread, tell, turns
+from lib.harness import LeftOutError, Row, parse_options, record, spread, tell, turns
+from report.declare import LOADER, Report, cell, each
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -39,6 +38,29 @@ SIZE, BATCH, WORKERS, EPOCHS = 1024, 32, 2, 20
 GAPS_S, LIMIT_S = 3, 40
 METHODS = ("fork", "forkserver", "spawn")
 Loader = Any
+
+REPORT = Report(minutes=4)
+REPORT.target(
+    "From epoch to epoch, 2 workers that stay: fork, forkserver, spawn",
+    each("epoch_gap_ms", contender=LOADER, start_method=("fork", "forkserver", "spawn")),
+    most=5,
+    unit=" ms",
+)
+REPORT.line(
+    "From one epoch to the next, 2 workers that stay (first batch of all, forked)",
+    *(
+        cell(text, each("epoch_gap_ms", "cold_ms", contender=name, start_method="fork"))
+        for text, name in (("{} ms ({} ms)", LOADER), ("`DataLoader` {} ms ({} ms)", "DataLoader"))
+    ),
+)
+for column, text in (("cold_ms", "first batch, cold"), ("epoch_gap_ms", "from epoch to epoch")):
+    REPORT.speed(f"{text}, forked", column, {"start_method": "fork"}, timed=False)
+REPORT.chart(
+    "2 workers: start-up in ms (less is better; target of the gap: 5)",
+    {"cold_ms": "first batch, cold", "second_ms": "first batch, second", "epoch_gap_ms": "from epoch to epoch"},
+    names=("contender", "start_method"),
+    log=True,
+)
 
 
 class Cheap:
@@ -156,40 +178,7 @@ def main() -> None:
                 "repeats": len(taken["cold"]),
             }
         )
-    report("startup", rows, options, partial(draw, rows=rows), height=4.6)
-
-
-def draw(figure: Any, rows: list[Row]) -> None:
-    panels = figure.subplots(1, 3)
-    names = list(dict.fromkeys(row["contender"] for row in rows))
-    titles = {
-        "cold_ms": "first batch, cold (ms)",
-        "second_ms": "first batch, second (ms)",
-        "epoch_gap_ms": "from epoch to epoch (ms; target 5)",
-    }
-    for axes, (column, title) in zip(panels, titles.items(), strict=True):
-        for offset, method in enumerate(METHODS):
-            mine = [row for row in rows if row["start_method"] == method and row[column] == row[column]]
-            places = [names.index(row["contender"]) + (offset - 1) * 0.27 for row in mine]
-            colours = [colour_of(row["contender"]) for row in mine]
-            bars = axes.barh(places, [row[column] for row in mine], 0.25, color=colours, alpha=1 - 0.3 * offset)
-            axes.bar_label(
-                bars,
-                [f" {row[column]:,.0f}" if row[column] >= 100 else f" {row[column]:.3g}" for row in mine],
-                fontsize=7,
-                bbox=OVER_LINES,
-            )
-        axes.set_xscale("log")
-        axes.xaxis.set_minor_formatter("")
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.margins(x=0.2)
-        axes.set_yticks(range(len(names)), names if axes is panels[0] else [])
-        axes.set_ylim(len(names) - 0.5, -0.5)
-        axes.set_title(title, loc="left", fontsize=10)
-    panels[2].axvline(5, color="#24292f", linewidth=0.8, linestyle=":", zorder=0)
-    figure.suptitle(
-        f"{WORKERS} workers; for each: {', '.join(METHODS)}, from above (log scale)", x=0.01, ha="left", fontsize=10
-    )
+    record("startup", rows, options)
 
 
 if __name__ == "__main__":

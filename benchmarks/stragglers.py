@@ -13,13 +13,13 @@ import time
 from contextlib import ExitStack
 from functools import partial
 from multiprocessing import get_context
-from typing import Any
 
 import numpy as np
 import torch
-from apart import Make, interleave_apart
-from contenders import LOADER, RING, Job, by_torch, colour_of, others, ours
-from harness import OVER_LINES, Options, Row, drain, parse_options, ratio, report, spread
+from lib.apart import Make, interleave_apart
+from lib.contenders import RING, Job, by_torch, others, ours
+from lib.harness import Options, Row, drain, parse_options, quartiles, ratio, record
+from report.declare import LOADER, Report, cell, each
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -27,6 +27,42 @@ WORKERS, SAMPLE_S, SHARE, SLOWER = 2, 1e-3, 20, 10
 BALANCE, THEIRS, UNSEEDED = "perfect balance (the limit)", f"{LOADER}, torch", f"{LOADER}, draws_nothing"
 THREADS = f"{LOADER}, threads, draws_nothing"
 REFERENCE, MORE_AHEAD = "DataLoader", "DataLoader, prefetch_factor=8"
+
+REPORT = Report(minutes=6)
+for name in (LOADER, f"{LOADER}, ring"):
+    REPORT.target(
+        f"Stragglers, `{name}`: over perfect balance; computing, batches of 1 and 8, then waiting",
+        each("over_perfect_balance", contender=name, work=("computing", "waiting"), batch_size=("1", "8")),
+        most=1.15,
+    )
+REPORT.target(
+    "Stragglers that draw nothing, waiting, by threads: over perfect balance; batches of 1 and 8",
+    each("over_perfect_balance", contender=f"{LOADER}, threads, draws_nothing", work="waiting", batch_size=("1", "8")),
+    most=1.15,
+)
+for kind_of, kind, name, theirs in (
+    ("computing", "", LOADER, "DataLoader"),
+    ("waiting", "", LOADER, "DataLoader"),
+    ("waiting", " that draw nothing", f"{LOADER}, threads, draws_nothing", "torchdata.nodes, threads"),
+):
+    REPORT.line(
+        "The same, waiting, where the dataset says that it draws nothing, by 2 threads"
+        if kind
+        else f"Stragglers, {kind_of}: 1 of 20 samples 10 times slower, 2 workers, order kept: time over perfect balance, batches of 1 and of 8",
+        *(
+            cell(text, each("over_perfect_balance", contender=name, work=kind_of, batch_size=("1", "8")))
+            for text, name in (("{} x, {} x", name), (f"`{theirs.partition(',')[0]}` {{}} x, {{}} x", theirs))
+        ),
+    )
+    for size in ("1", "8"):
+        where = {"work": kind_of, "batch_size": size}
+        REPORT.speed(f"stragglers{kind}, {kind_of}, batches of {size}", "epoch_ms", where, name)
+REPORT.chart(
+    "1 of 20 samples is slow: time over perfect balance (target: 1.15; less is better)",
+    "over_perfect_balance",
+    panels=("work", "batch_size"),
+    mark=1.15,
+)
 
 
 class Uneven:
@@ -118,14 +154,11 @@ def compare(waiting: bool, batch_size: int, options: Options) -> list[Row]:
             "work": "waiting" if waiting else "computing",
             "batch_size": batch_size,
             "contender": name,
-            "epoch_ms": middle * 1e3,
-            "epoch_ms_q1": low * 1e3,
-            "epoch_ms_q3": high * 1e3,
+            **quartiles("epoch_ms", taken.values(), 1e3),
             "over_perfect_balance": ratio(taken, found[BALANCE]),
             "repeats": len(taken),
         }
         for name, taken in found.items()
-        for low, middle, high in [spread(taken.values())]
     ]
 
 
@@ -135,28 +168,7 @@ def main() -> None:
     for waiting in (False, True):
         for batch_size in (1, 8):
             rows += compare(waiting, batch_size, options)
-    report("stragglers", rows, options, partial(draw, rows=rows), height=7)
-
-
-def draw(figure: Any, rows: list[Row]) -> None:
-    panels = figure.subplots(2, 2, sharey=True, sharex=True)
-    names = [name for name in dict.fromkeys(row["contender"] for row in rows) if name != BALANCE]
-    for line, kind in zip(panels, ("computing", "waiting"), strict=True):
-        for axes, batch_size in zip(line, (1, 8), strict=True):
-            mine = [row for row in rows if (row["work"], row["batch_size"]) == (kind, batch_size)]
-            mine = [row for row in mine if row["contender"] != BALANCE]
-            places = [names.index(row["contender"]) for row in mine]
-            values = [row["over_perfect_balance"] for row in mine]
-            bars = axes.barh(places, values, color=[colour_of(row["contender"]) for row in mine])
-            axes.bar_label(bars, [f" {value:.2f}" for value in values], fontsize=8, bbox=OVER_LINES)
-            axes.axvline(1.15, color="#24292f", linewidth=0.8, linestyle=":", zorder=0)
-            axes.set_title(f"{kind}, batches of {batch_size}", loc="left")
-    for axes in panels[:, 0]:
-        axes.set_yticks(range(len(names)), names, fontsize=8)
-    panels[0, 0].invert_yaxis()
-    panels[0, 0].set_xlim(0, 1.15 * max(row["over_perfect_balance"] for row in rows))
-    for axes in panels[1]:
-        axes.set_xlabel("time over perfect balance (target: 1.15)")
+    record("stragglers", rows, options)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import DATA, LIMIT, OURS, TORCH, Row, interleave, parse_options, ratio, report, spread
 from lhotse.cut.text import TextExample
 from lhotse.dataset import DynamicBucketingSampler
 from lhotse.dataset.sampling.base import TokenConstraint
+from lib.harness import Row, interleave, parse_options, quartiles, ratio, record, spread
+from report.declare import Report, cell, each
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
@@ -30,8 +31,57 @@ DRAWS: tuple[tuple[float, int | None], ...] = ((0.6, LONGEST), (1.0, LONGEST), (
 WINDOWS = (2_048, 8_192, 131_072)  # besides the default
 RANDOM, BUCKETS, BUDGET, PACKED = "random batches", "lk.LengthBuckets", "lk.TokenBudget", "lk.PackPlan"
 REFERENCE, LHOTSE = "DataLoader + pad_sequence, shuffled", "lhotse DynamicBucketingSampler"
-COLOURS = {RANDOM: TORCH, REFERENCE: TORCH, LHOTSE: DATA}
 Batches = Callable[[], Iterator[tuple[Tensor, int]]]
+
+REPORT = Report(minutes=2.5, group="Variable lengths")
+for name, most, column, text, unit in (
+    (BUDGET, 1.03, "padded_to_real", "computed tokens for each real one, lognormal lengths", ""),
+    (BUCKETS, 1.06, "padded_to_real", "computed tokens for each real one, lognormal lengths", ""),
+    (PACKED, 1.006, "padded_to_real", "computed tokens for each real one, lognormal lengths", ""),
+    (BUCKETS, 200, "plan_ns_per_sample", "planning a sample", " ns"),
+    (BUDGET, 200, "plan_ns_per_sample", "planning a sample", " ns"),
+):
+    values = each(column, file="text_plans", contender=name, longest="2048", sigma=("0.6", "1"))
+    REPORT.target(f"`{name}`: {text}, sigma 0.6 and 1.0", values, most=most, unit=unit)
+REPORT.target(
+    "Training on texts with `lk.TokenBudget`, sigma 0.6 and 1.0: tokens a second over lhotse's",
+    each("throughput_ratio_to_lhotse", contender=BUDGET, sigma=("0.6", "1")),
+    least=1,
+)
+for sigma in ("0.6", "1"):
+    plans = {"file": "text_plans", "sigma": sigma, "longest": "2048"}
+    REPORT.line(
+        f"Texts with lognormal lengths (sigma {float(sigma)}, at most 2,048): tokens computed for each real one",
+        cell(
+            "LengthBuckets {:.3f}, TokenBudget {:.3f}, PackPlan {:.3f}",
+            each("padded_to_real", contender=(BUCKETS, BUDGET, PACKED), **plans),
+        ),
+        cell("random batches {}", each("padded_to_real", contender="random batches", **plans)),
+    )
+for sigma in ("0.6", "1"):
+    REPORT.line(
+        f"Training on them (sigma {float(sigma)}), a small model: tokens a second of CPU time over `DataLoader` + `pad_sequence`",
+        cell(
+            "TokenBudget {} x, PackPlan {} x",
+            each("throughput_ratio_to_reference", contender=(BUDGET, PACKED), sigma=sigma),
+        ),
+        cell(
+            "lhotse's dynamic buckets {} x",
+            each("throughput_ratio_to_reference", contender="lhotse DynamicBucketingSampler", sigma=sigma),
+        ),
+    )
+REPORT.chart(
+    "Training on texts of lognormal lengths: real tokens trained / s (more is better)",
+    "tokens_per_s",
+    panels=("sigma",),
+)
+REPORT.chart(
+    "Computed / real tokens of each plan (less is better)",
+    "padded_to_real",
+    panels=("sigma", "longest"),
+    mark=1,
+    file="text_plans",
+)
 
 
 def lengths_of(sigma: float, size: int, longest: int | None = LONGEST) -> Int64Array:
@@ -185,7 +235,7 @@ def pipeline_rows(size: int, rounds: int) -> list[Row]:
         counts, found, alone, walls = run_epochs(loaders, model, rounds)
         for name in loaders:
             taken = dict(enumerate(found[name][1:]))  # the first one is not counted
-            low, middle, high = spread(taken.values())
+            middle = spread(taken.values())[1]
             if counts[name]["tokens"] != lengths.sum():
                 raise SystemExit(f"text: {name} gave {counts[name]['tokens']:,} tokens, wanted {lengths.sum():,}.")
             rows.append(
@@ -194,9 +244,7 @@ def pipeline_rows(size: int, rounds: int) -> list[Row]:
                     "sigma": sigma,
                     "tokens_per_s": counts[name]["tokens"] / middle,
                     "steps_per_s": counts[name]["steps"] / middle,
-                    "epoch_s": middle,
-                    "epoch_s_q1": low,
-                    "epoch_s_q3": high,
+                    **quartiles("epoch_s", taken.values()),
                     "epoch_wall_s": spread(walls[name][1:])[1],
                     "tokens_per_wall_s": counts[name]["tokens"] / spread(walls[name][1:])[1],
                     "loading_s": spread(alone[name][1:])[1],
@@ -209,42 +257,12 @@ def pipeline_rows(size: int, rounds: int) -> list[Row]:
     return rows
 
 
-def draw(figure: Any, rows: list[Row], value: str, label: str) -> None:
-    groups = list(dict.fromkeys((row["sigma"], row.get("longest", LONGEST)) for row in rows))
-    panels = figure.subplots(1, len(groups), sharey=True)
-    for axes, group in zip(panels, groups, strict=True):
-        shown = [row for row in rows if (row["sigma"], row.get("longest", LONGEST)) == group]
-        names = [row["contender"] for row in shown]
-        bars = axes.barh(names, [row[value] for row in shown], color=[COLOURS.get(name, OURS) for name in names])
-        axes.bar_label(bars, [f" {row[value]:.3f}" if row[value] < 1e3 else f" {row[value]:,.0f}" for row in shown])
-        axes.set_xlim(0, max(row[value] for row in shown) * 1.3)
-        axes.set_title(f"sigma {group[0]}, {group[1]}".replace(", 2", ", up to 2"), loc="left", fontsize=9)
-        axes.set_xlabel(label)
-        axes.xaxis.set_major_formatter(
-            "{x:,g}" if value == "padded_to_real" else lambda number, _: f"{number / 1e6:g} M"
-        )
-        axes.axvline(1 if value == "padded_to_real" else 0, color=LIMIT, linewidth=0.8)
-    panels[0].invert_yaxis()
-
-
 def main() -> None:
     options = parse_options(__doc__)
     rows = plan_rows(20_000 if options.quick else 1_000_000, 1 if options.quick else 5)
-    report(
-        "text_plans",
-        rows,
-        options,
-        lambda figure: draw(figure, rows, "padded_to_real", "computed / real tokens"),
-        height=3.8,
-    )
+    record("text_plans", rows, options)
     trained = pipeline_rows(300 if options.quick else 6_000, 1 if options.quick else 4)
-    report(
-        "text",
-        trained,
-        options,
-        lambda figure: draw(figure, trained, "tokens_per_s", "real tokens trained / s"),
-        height=3.2,
-    )
+    record("text", trained, options)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import datasets
 import numpy as np
 import torch
-from apart import once
-from harness import DATA, LIMIT, OURS, TORCH, Row, parse_options, ratio, report, spread, tell, turns
+from lib.apart import once
+from lib.harness import Row, parse_options, quartiles, ratio, record, spread, tell, turns
+from report.declare import Report
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch.utils.data import DataLoader
 from trl.data_utils import pack_dataset
@@ -28,8 +29,13 @@ import loaderkit as lk
 
 ROW, BATCH, PARTS, VOCABULARY, MEDIAN = 2048, 8, 4, 16_000, 400
 BARE, ON_THE_WAY, BEFORE, TRL = "bare loop (the limit)", "lk, on the way", "lk, tokenized before", "datasets + trl"
-COLOURS = {BARE: LIMIT, ON_THE_WAY: OURS, BEFORE: TORCH, TRL: DATA}
 Epochs = Iterator[tuple[float, int, int]]  # seconds, rows and tokens of each epoch
+
+REPORT = Report(minutes=6)
+REPORT.chart(
+    "Texts to packed rows: tokens / s of CPU time (more is better)",
+    {"first_epoch_tokens_per_s": "first epoch", "later_epoch_tokens_per_s": "later epochs"},
+)
 
 
 def write_texts(folder: Path, size: int) -> list[str]:
@@ -153,13 +159,10 @@ def measure(paths: list[str], rounds: int) -> list[Row]:
     rows: list[Row] = []
     for name, epochs in found.items():
         _, filled, tokens = epochs[0][0]
-        low, middle, high = spread(tokens / each[0][0] for each in epochs)
         rows.append(
             {
                 "contender": name,
-                "first_epoch_tokens_per_s": middle,
-                "first_epoch_tokens_per_s_q1": low,
-                "first_epoch_tokens_per_s_q3": high,
+                **quartiles("first_epoch_tokens_per_s", (tokens / each[0][0] for each in epochs)),
                 "later_epoch_tokens_per_s": spread(tokens / each[1][0] for each in epochs)[1],
                 "first_throughput_ratio_to_limit": 1 / ratio(taken[0][name], taken[0][BARE]),
                 "first_throughput_ratio_to_trl": 1 / ratio(taken[0][name], taken[0][TRL]),
@@ -172,25 +175,12 @@ def measure(paths: list[str], rounds: int) -> list[Row]:
     return rows
 
 
-def draw(figure: Any, rows: list[Row]) -> None:
-    panels = figure.subplots(1, 2)
-    for axes, value, label in zip(panels, ("first", "later"), ("first epoch", "later epochs"), strict=True):
-        speeds = [row[f"{value}_epoch_tokens_per_s"] for row in rows]
-        names = [row["contender"] for row in rows]
-        bars = axes.barh(names, speeds, color=[COLOURS[name] for name in names])
-        axes.bar_label(bars, [f" {speed / 1e6:.2f} M" for speed in speeds])
-        axes.set_xlim(0, max(speeds) * 1.25)
-        axes.set_title(label, loc="left", fontsize=9)
-        axes.set_xlabel("tokens / s of CPU time")
-        axes.invert_yaxis()
-
-
 def main() -> None:
     options = parse_options(__doc__)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(write_texts(Path(folder), 300 if options.quick else 3_000), 1 if options.quick else 5)
-    report("tokenising", rows, options, lambda figure: draw(figure, rows), height=3)
+    record("tokenising", rows, options)
 
 
 if __name__ == "__main__":

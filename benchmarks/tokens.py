@@ -10,13 +10,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from contenders import Job, compare, draw_bars
-from harness import Row, drain, parse_options, report
+from lib.contenders import Job, compare
+from lib.harness import Row, drain, parse_options, record
+from report.declare import BOTH, Report
 from torch import Tensor
 
 import loaderkit as lk
 
 BATCH, LENGTH = 64, 1024
+
+REPORT = Report(minutes=2)
+for workers in BOTH:
+    REPORT.speed(f"windows of tokens, {workers} workers", "us_per_sample", {"workers": workers})
+REPORT.chart(
+    "Windows of 1,024 tokens, batches of 64: throughput over the bare gather's (more is better)",
+    "throughput_ratio_to_limit",
+    panels=("workers",),
+    mark=1,
+)
 
 
 class Windows:
@@ -52,8 +63,7 @@ def main() -> None:
         job = Job(dataset=data, batch_size=BATCH, gather=data.gather, own=own, most=200)
         for workers in (0, 2):
             rows += compare(job, workers, rounds=2 if options.quick else 9, limit_s=55, bare=lambda: run(data))
-    title = f"Windows of {LENGTH:,} tokens, batches of {BATCH}: throughput over the bare gather's (more is better)"
-    report("tokens", rows, options, lambda figure: draw_bars(figure, rows, title))
+    record("tokens", rows, options)
 
 
 def run(data: Windows) -> None:

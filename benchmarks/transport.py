@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from apart import Apart
-from contenders import GRAIN, NODES, SPDL, AsArrays, colour_of, installed
-from harness import OURS, Options, Row, descendants, interleave, parse_options, ratio, report, spread
+from lib.apart import Apart
+from lib.contenders import GRAIN, NODES, SPDL, AsArrays, installed
+from lib.harness import Options, Row, descendants, interleave, parse_options, ratio, record, spread
+from report.declare import LOADER, TENSORS, Report, cell, each, inverse
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -32,6 +33,37 @@ SLOTS = 8
 BUFFER, RING, THEIRS, REFERENCE = "bare shared buffer (the limit)", "lk.Loader, ring", "lk.Loader, torch", "DataLoader"
 Batch = dict[str, Tensor]
 MANY = 1 << 40  # samples: nobody reaches the end
+
+REPORT = Report(minutes=3)
+for column, text in (("main_cpu", "CPU of the main process"), ("wall", "time from batch to batch")):
+    tens: dict[str, Any] = {"contender": f"{LOADER}, ring", "leaves": "10", "bytes": TENSORS}
+    sizes = "Worker to main, 40 KB, 400 KB and 4 MB in ten tensors"
+    REPORT.target(
+        f"{sizes}: `DataLoader` over ours, {text}", inverse(each(f"{column}_over_dataloader", **tens)), least=10
+    )
+    REPORT.target(f"{sizes}: ours over a bare shared buffer, {text}", each(f"{column}_over_limit", **tens), most=1.5)
+for size, text in zip(TENSORS, ("40 KB", "400 KB", "4 MB"), strict=True):
+    of = {"contender": f"{LOADER}, ring", "leaves": "10", "bytes": size}
+    REPORT.line(
+        f"From a worker to the main process, {text} in ten tensors: CPU of the main process a batch (time from batch to batch)",
+        cell("{} us ({} us)", each("main_cpu_us", "wall_us", **of)),
+        cell(
+            "`DataLoader` {} x as much ({} x as long); ours over a bare shared buffer {} x ({} x)",
+            inverse(each("main_cpu_over_dataloader", "wall_over_dataloader", **of)),
+            each("main_cpu_over_limit", "wall_over_limit", **of),
+        ),
+    )
+for leaves in ("1", "10"):
+    for size in TENSORS:
+        where = {"leaves": leaves, "bytes": size}
+        REPORT.speed(f"worker to main, {int(size):,} bytes in {leaves}", "wall_us", where, f"{LOADER}, ring")
+REPORT.chart(
+    "From a worker to the main process, us by bytes a batch (less is better)",
+    {"main_cpu_us": "CPU of the main process", "wall_us": "from batch to batch"},
+    panels=("leaves",),
+    x="bytes",
+    log=True,
+)
 
 
 class Batches:
@@ -236,28 +268,7 @@ def main() -> None:
     for leaves in LEAVES:
         for size in SIZES:
             rows += compare(size, leaves, options)
-    report("transport", rows, options, lambda figure: draw(figure, rows), height=6.5)
-
-
-def draw(figure: Any, rows: list[Row]) -> None:
-    panels = figure.subplots(2, 2, sharex=True, sharey=True)
-    columns = (("main_cpu_us", "CPU of the main process"), ("wall_us", "time from batch to batch"))
-    for line, leaves in zip(panels, LEAVES, strict=True):
-        for axes, (column, title) in zip(line, columns, strict=True):
-            for name in dict.fromkeys(row["contender"] for row in rows):
-                mine = [row for row in rows if row["contender"] == name and row["leaves"] == leaves]
-                colour = OURS if name == RING else "#54aeff" if name == THEIRS else colour_of(name)
-                style = "--" if name in (BUFFER, THEIRS) else ":" if name == SPDL else "-"
-                values = [row[column] for row in mine]
-                axes.plot([row["bytes"] for row in mine], values, "o", linestyle=style, color=colour, label=name)
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-            axes.set_title(f"{title}, {leaves} tensor{'s' if leaves > 1 else ''}", loc="left")
-    for axes in panels[1]:
-        axes.set_xlabel("bytes a batch (log scale)")
-    for axes in panels[:, 0]:
-        axes.set_ylabel("us a batch (log scale)")
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=8)
+    record("transport", rows, options)
 
 
 if __name__ == "__main__":

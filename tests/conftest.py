@@ -22,6 +22,10 @@ import pytest
 import tier
 from hypothesis import HealthCheck, settings
 
+# Scripts that tests start import helpers too.
+_HELPERS = sorted(str(folder) for folder in Path(tier.__file__).parents[1].iterdir() if folder.is_dir())
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), *_HELPERS]))
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="all products of settings, and all examples of each law")

@@ -19,11 +19,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from driver import Answers, Peer, add_options, interpreters, started
-from packed_documents import Corpus
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from lib.driver import Answers, Peer, add_options, interpreters, started
+from lib.packed_documents import Corpus
+from report.declare import Report
+from report.results import RESULTS
 
-RESULTS = Path(__file__).parent.parent / "results"
-PEERS = {name: f"packed_with_{name}" for name in ("loaderkit", "grain", "litdata", "hf", "mosaicml", "energon")}
+PEERS = ("loaderkit", "grain", "litdata", "hf", "mosaicml", "energon")
 CORPUS = Corpus(size=600, mean=3, sigma=1, row=64, batch=4, shard=2048)  # one document in eight is longer than a row
 STOP, STOP_EARLY = 31, 15  # odd, so that they are no whole number of rounds
 MANY = 4_000  # batches: more than any epoch has
@@ -45,7 +47,7 @@ class Way:
 
     def run(self, *, workers: int = 2, world: int = 1, take: int = MANY, state: list[str] | None = None) -> Answers:
         arguments = {"folder": self._folder, "way": self._name, "workers": workers, "take": take, "state": state}
-        answers = self._peer.call("resume", world=world, limit_s=120, **arguments)
+        answers = self._peer.call("resume_packed", world=world, limit_s=120, **arguments)
         for answer in answers:
             if "error" in answer:
                 text = FOLDERS.sub(".../", answer["message"]).removeprefix(f"{answer['error']}: ")
@@ -115,7 +117,7 @@ def cases(quick: bool) -> dict[str, Callable[[Way], str]]:
 def measure(peer: Peer, folder: str, quick: bool) -> dict[str, dict[str, str]]:
     """Return the cells of each of a peer's ways."""
     CORPUS.save(folder)
-    written = peer.call("write", folder=folder, limit_s=120)[0]
+    written = peer.call("write_packed", folder=folder, limit_s=120)[0]
     if "error" in written:
         raise SystemExit(f"{peer.name}: can't write its data: {written}")
     table: dict[str, dict[str, str]] = {}
@@ -128,7 +130,7 @@ def measure(peer: Peer, folder: str, quick: bool) -> dict[str, dict[str, str]]:
             except FailedError as error:
                 found[case] = str(error)
             print(f"{peer.name}: {name}: {case}: {found[case]}", file=sys.stderr, flush=True)
-        table[f"{peer.name} {peer.version}: {name}"] = found
+        table[f"{written.get('name', peer.name)} {peer.version}: {name}"] = found
     return table
 
 
@@ -142,6 +144,9 @@ def markdown(found: dict[str, dict[str, str]]) -> str:
     return "\n".join(lines)
 
 
+REPORT = Report(minutes=0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one row; prints, writes nothing")
@@ -153,7 +158,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         logs = given.logs or Path(folder)
         logs.mkdir(parents=True, exist_ok=True)
-        with started(interpreters(given, PEERS), logs, PEERS) as peers:
+        with started(interpreters(given, PEERS), logs) as peers:
             for key, peer in peers.items():
                 data = Path(folder) / key
                 data.mkdir()

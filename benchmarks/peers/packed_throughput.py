@@ -24,12 +24,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from driver import Peer, add_options, interpreters, started
-from packed_documents import Corpus
-from packed_resume import PEERS
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from lib.driver import Peer, add_options, interpreters, started
+from lib.harness import Options, Row, ratio, record, tell, turns
+from lib.packed_documents import Corpus
+from report.declare import BOTH, Report, cell, each, fastest, inverse, joined, over
+from report.results import RESULTS
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from harness import DATA, OURS, RESULTS, Options, Row, ratio, report, tell, turns
+from peers.packed_resume import PEERS
 
 PACKED, WINDOWS = "packed", "windows"
 CONTENDERS = {
@@ -56,7 +58,7 @@ def prepare(peers: dict[str, Peer], folder: Path, corpus: Corpus) -> dict[str, P
         (folder / key).mkdir()
         corpus.save(folder / key)
         begun = time.monotonic()
-        answer = peer.call("write", folder=str(folder / key), limit_s=300)[0]
+        answer = peer.call("write_packed", folder=str(folder / key), limit_s=300)[0]
         if "error" in answer:
             tell(f"{key}: left out: its data can't be written: {answer}")
             continue
@@ -83,7 +85,7 @@ def measure(
         return answer
 
     for contender in contenders:
-        if answer := call(contender, "count"):
+        if answer := call(contender, "count_packed"):
             counted[contender], timed[contender] = answer, {}
     for number in range(rounds):
         if number and time.monotonic() > deadline:
@@ -91,7 +93,7 @@ def measure(
             break
         there = list(timed)
         for place in turns(len(there), number):
-            answer = call(there[place], "throughput", shuffle=True, seconds=seconds)
+            answer = call(there[place], "throughput_packed", shuffle=True, seconds=seconds)
             if answer is None:
                 del timed[there[place]]
             else:
@@ -124,47 +126,50 @@ def name_of(contender: Contender) -> str:
     return f"{LABELS.get(key, key)}, {way}"
 
 
-def draw(figure: Any, rows: list[Row]) -> None:
-    kinds = (PACKED, WINDOWS)
-    heights = [len({row["contender"] for row in rows if row["kind"] == kind}) for kind in kinds]
-    panels = figure.subplots(2, 3, height_ratios=heights, sharey="row")
-    for line, kind in zip(panels, kinds, strict=True):
-        for axes, workers in zip(line, (0, 2), strict=False):
-            mine = [row for row in rows if (row["kind"], row["workers"]) == (kind, workers)]
-            names = [row["contender"] for row in mine]
-            colours = [colour_of(name) for name in names]
-            first, later = ([row[f"{epoch}_epoch_tokens_per_s"] / 1e6 for row in mine] for epoch in EPOCHS)
-            axes.barh(names, first, color=colours)
-            axes.plot(later, names, "k|", markersize=10)
-            for name, one, other in zip(names, first, later, strict=True):
-                axes.annotate(
-                    f"{one:.3g}, {other:.3g}",
-                    (max(one, other), name),
-                    xytext=(6, 0),
-                    textcoords="offset points",
-                    va="center",
-                    fontsize=8,
-                )
-            axes.margins(x=0.4)
-            axes.set_title(f"{kind}, {workers} workers", loc="left", fontsize=10)
-        alone = [row for row in rows if (row["kind"], row["workers"]) == (kind, 0)]
-        names, full = [row["contender"] for row in alone], [100 * row["rows_full"] for row in alone]
-        line[2].scatter(full, names, color=[colour_of(name) for name in names])
-        for name, share in zip(names, full, strict=True):
-            line[2].annotate(
-                f"{share:.4g}", (share, name), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8
+REPORT = Report(minutes=7, arguments=("--minutes", "5"), group="Variable lengths")
+for kind, text in (
+    (PACKED, "Packed rows of tokens, `PackPlan`: tokens a second over the best peer that cuts and packs"),
+    (WINDOWS, "Windows of joined tokens, `TokenDataset`: tokens a second over the best peer"),
+):
+    columns = [f"{epoch}_epoch_over_ours" for epoch in EPOCHS]
+    REPORT.target(
+        f"{text}; 0 workers, first and later epoch, then 2",
+        inverse(
+            joined(
+                fastest(column, column, without=("loaderkit",), kind=kind, workers=workers)
+                for workers in BOTH
+                for column in columns
             )
-        line[2].set_xlim(95, 102)
-        line[2].set_title("rows full, %", loc="left", fontsize=10)
-        line[0].invert_yaxis()
-    figure.suptitle(
-        "Million tokens a second: in a first epoch (bar, first number) and in a later one (|, second number)",
-        fontsize=10,
+        ),
+        least=0.9,
     )
-
-
-def colour_of(name: str) -> str:
-    return OURS if name.startswith("loaderkit") else DATA
+REPORT.target(
+    "Packed rows, `PackPlan`: how full they are, over the fullest of any other",
+    over(
+        each("rows_full", kind=PACKED, workers="0", contender="loaderkit, PackPlan, split"),
+        fastest("rows_full", "rows_full", without=("loaderkit, PackPlan",), kind=PACKED, workers="0"),
+    ),
+    least=0.99,
+)
+for kind, name in ((PACKED, "PackPlan, split"), (WINDOWS, "TokenDataset")):
+    for workers in BOTH:
+        setting, speed = {"kind": kind, "workers": workers}, "first_epoch_tokens_per_s"
+        ours = each("repeats", speed, "rows_full", contender=f"loaderkit, {name}", **setting)
+        theirs = fastest(speed, speed, "rows_full", without=("loaderkit",), **setting)
+        REPORT.line(
+            cell(
+                f"Rows of 2,048 tokens from documents, {kind}, {workers} workers: tokens a second in a process's first epoch "
+                "({:.0f} rounds)",
+                ours,
+            ),
+            cell(f"{{1:m}} M ({{2:.2%}} full) by `{name.partition(',')[0]}`", ours),
+            cell("{name} {:m} M ({:.2%} full), the fastest of the peers", theirs),
+        )
+REPORT.chart(
+    "Tokens a second from documents (more is better)",
+    {"first_epoch_tokens_per_s": "first epoch", "later_epoch_tokens_per_s": "later epoch", "rows_full": "rows full"},
+    panels=("kind", "workers"),
+)
 
 
 def main() -> None:
@@ -182,12 +187,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         logs = given.logs or Path(folder)
         logs.mkdir(parents=True, exist_ok=True)
-        with started(interpreters(given, PEERS), logs, PEERS) as peers:
+        with started(interpreters(given, PEERS), logs) as peers:
             able = prepare(peers, Path(folder), corpus)
             rows = measure(able, Path(folder), corpus, rounds=rounds, seconds=seconds, deadline=deadline)
     rows.sort(key=lambda row: row["kind"])  # stable: by peer, way and workers
     out = given.out or (None if given.quick else RESULTS)
-    report("packed_throughput", rows, Options(quick=given.quick, out=out), lambda figure: draw(figure, rows), height=6)
+    record("packed_throughput", rows, Options(quick=given.quick, out=out))
 
 
 if __name__ == "__main__":

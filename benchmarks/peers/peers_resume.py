@@ -17,10 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common import BATCH, SAMPLES
-from driver import Answers, Peer, add_options, interpreters, started
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from lib.driver import Answers, Peer, add_options, interpreters, started
+from lib.peer_jobs import BATCH, SAMPLES
+from report.declare import Report
+from report.results import RESULTS, Results, Rows
 
-RESULTS = Path(__file__).parent.parent / "results"
 STOP, STOP_EARLY = 41, 21  # odd, so that they are no whole number of rounds or of larger batches
 MANY = 400  # batches: more than any epoch has
 FOLDERS = re.compile(r"(?<![\w.:])/(?:[^\s/'\"]+/)+")  # of this run: a reader has no use for them
@@ -165,6 +167,41 @@ def table(names: list[str], found: dict[str, dict[str, str]], quick: bool) -> st
         cells = [f"**{cell}**" if cell == "exact" else cell.replace("|", "/") for cell in cells]
         lines.append(f"| {row} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def resumed_cases(results: Results) -> Rows:
+    """Return the cases that stop and resume."""
+    return [row for row in results.rows() if " then " in row["case"] or row["case"].startswith(("same", "resumed"))]
+
+
+def exact_cases(results: Results) -> dict[str, int]:
+    """Count the cases in which each sample comes once, by peer, the best first."""
+    cases = resumed_cases(results)
+    found = {name.rpartition(" ")[0]: sum(row[name] == "exact" for row in cases) for name in cases[0] if name != "case"}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+REPORT = Report(minutes=0, group="Data on disk")
+REPORT.target(
+    "Stopped and resumed, compared with the peers: cells of ours that are not exact",
+    lambda results: [
+        sum(
+            not cell.startswith(("exact", "equal"))
+            for row in results.rows()
+            for name, cell in row.items()
+            if name.startswith("loaderkit") and not row["case"].startswith(("state", "a shard"))
+        )
+    ],
+    most=0,
+)
+REPORT.line(
+    lambda results: (
+        "Stopped in the middle of an epoch and resumed, also with other workers, ranks and batch size: cases of "
+        f"{len(resumed_cases(results))} in which each sample comes exactly once"
+    ),
+    lambda results: str(exact_cases(results)["loaderkit"]),
+    lambda results: ", ".join(f"{name} {count}" for name, count in exact_cases(results).items() if name != "loaderkit"),
+)
 
 
 def main() -> None:

@@ -14,7 +14,6 @@ decodes pictures in as many threads as torch has, so that its ratio may exceed 1
 """
 
 import argparse
-import csv
 import math
 import random
 import shutil
@@ -26,12 +25,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from driver import Peer, add_options, interpreters, started
-from sources import load_size, write_sources
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from harness import DATA, LIMIT, OURS, RESULTS, TORCH, Row, machine
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from lib.driver import Peer, add_options, interpreters, started
+from lib.harness import Options, Row, record
+from lib.sources import write_sources
+from report.declare import BOTH, ORDERS, Report, cell, each, fastest, joined, over
+from report.results import RESULTS
 
 BARE = "bare loop"
 ONE_THREAD = "loaderkit, tar, one thread"
@@ -130,13 +129,13 @@ def row_of(setting: tuple[Any, ...], answers: list[Answer], found: dict[tuple[An
     for epoch in ("first", "later"):
         row |= {
             f"{epoch}_epoch_samples_per_s": median(answer[epoch] for answer in answers if "error" not in answer),
-            f"{epoch}_epoch_over_bare_loop": over(answers, bare, epoch),
-            f"{epoch}_epoch_over_dataloader": over(answers, mapped, epoch),
+            f"{epoch}_epoch_over_bare_loop": paired(answers, bare, epoch),
+            f"{epoch}_epoch_over_dataloader": paired(answers, mapped, epoch),
         }
     return row | {"repeats": sum("error" not in answer for answer in answers)}
 
 
-def over(answers: list[Answer], others: list[Answer], epoch: str) -> float:
+def paired(answers: list[Answer], others: list[Answer], epoch: str) -> float:
     """Return the median over the rounds of one speed over another."""
     pairs = zip(answers, others, strict=False)
     return median(ours[epoch] / theirs[epoch] for ours, theirs in pairs if epoch in ours and epoch in theirs)
@@ -147,91 +146,77 @@ def median(values: Iterable[float]) -> float:
     return statistics.median(found) if found else float("nan")
 
 
-def costs(peers: dict[str, Peer], names: dict[tuple[str, str], str], folder: str, quick: bool) -> list[Row]:
-    """Measure memory, the state and a resume at 90 % of a shuffled epoch (in order for webdataset)."""
-    rows: list[Row] = []
-    for (key, kind), name in names.items():
-        size = len(np.load(Path(folder) / "ends.npy")) if kind != "pictures" else load_size(folder)
-        batches = int(size * 0.9) // BATCH
-        row: Row = {"workload": "pictures" if kind == "pictures" else "tokens", "contender": name}
-        for workers in (0, 2):
-            arguments: dict[str, Any] = {"folder": folder, "kind": kind, "shuffle": True, "workers": workers}
-            answer = peers[key].call("memory", **arguments, seconds=0.5 if quick else 5)[0]
-            row[f"memory_mb_{workers}_workers"] = answer.get("memory_mb", float("nan"))
-        answer = peers[key].call("save_state", folder=folder, kind=kind, batches=batches, limit_s=180)[0]
-        row["state_bytes"] = answer.get("state_bytes", answer.get("error"))
-        times = []
-        for _ in range(1 if quick else 5):
-            answer = peers[key].call("resume_from_state", folder=folder, kind=kind, limit_s=180)[0]
-            times.append(answer.get("first_batch_s", float("nan")))
-            if times[0] > 5:
-                break  # it replays: that is no matter of noise
-        row["resume_at_90_percent_ms"] = statistics.median(times) * 1e3
-        row["index_s_per_million"] = float("nan")
-        if key == "loaderkit" and (kind != "pictures" or ("webdataset", "tokens") in names):
-            found = [peers[key].call("index", folder=folder, kind=kind)[0] for _ in range(1 if quick else 5)]
-            row["index_s_per_million"] = statistics.median(one["seconds"] / one["samples"] * 1e6 for one in found)
-        rows.append(row)
-        print(row, file=sys.stderr, flush=True)
-    return rows
-
-
-def write_csv(path: Path, rows: list[Row]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*rows[0], "machine"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({key: short(value) for key, value in row.items()} | {"machine": machine()} for row in rows)
-
-
-def short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def show(rows: list[Row]) -> None:
-    for row in rows:
-        print("  ".join(f"{key}={short(value)}" for key, value in row.items()))
-
-
-def draw(rows: list[Row], path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    figure = plt.figure(figsize=(13, 11), layout="constrained")
-    panels = figure.subplots(4, 2)
-    for column, workload in enumerate(WORKLOADS):
-        settings = [(order, workers) for order in ("in order", "shuffled") for workers in (0, 2)]
-        for axes, (order, workers) in zip(panels[:, column], settings, strict=True):
-            wanted = (workload, order, workers)
-            mine = [row for row in rows if (row["workload"], row["order"], row["workers"]) == wanted]
-            mine.sort(key=lambda row: row["first_epoch_samples_per_s"])
-            colours = [colour_of(row["contender"]) for row in mine]
-            first, later = ([row[f"{epoch}_epoch_samples_per_s"] for row in mine] for epoch in ("first", "later"))
-            axes.barh([row["contender"] for row in mine], first, color=colours)
-            axes.plot(later, range(len(mine)), "k|", markersize=12)
-            for place, (one, other) in enumerate(zip(first, later, strict=True)):
-                axes.annotate(
-                    f"{one:,.0f}, {other:,.0f}",
-                    (max(one, other), place),
-                    xytext=(6, 0),
-                    textcoords="offset points",
-                    va="center",
-                    fontsize=8,
-                )
-            axes.margins(x=0.3)
-            axes.set_title(f"{workload}, {order}, {workers} workers", loc="left", fontsize=10)
-            axes.xaxis.set_major_formatter("{x:,.0f}")
-            axes.locator_params(axis="x", nbins=4)
-            axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(
-        "Samples a second: in a first epoch (bar, first number) and in a later one (|, second number)", fontsize=11
+REPORT = Report(
+    minutes=8,
+    arguments=("--rounds", "3", "--seconds", "0.5", "--minutes", "6"),
+    group="Data on disk",
+)
+FIRST = "first_epoch_samples_per_s"
+REPORT.target(
+    "200,000 token sequences, 0 workers, in order and shuffled: over the bare loop",
+    each("first_epoch_over_bare_loop", workload="tokens", contender="loaderkit, documents", workers="0", order=ORDERS),
+    least=2,
+)
+for kind, contender, without, bound, text in (
+    (
+        "tokens",
+        "loaderkit, documents",
+        ("loaderkit", "bare", "DataLoader"),
+        5,
+        "200,000 token sequences, 0 workers, in order and shuffled, then 2: over the best peer (`DataLoader` over a memory-map is none)",
+    ),
+    (
+        "pictures",
+        "loaderkit, tar",
+        ("loaderkit", "bare"),
+        1,
+        "5,000 JPEGs in tar, 0 workers, in order and shuffled, then 2: over the best peer",
+    ),
+):
+    settings = [{"workload": kind, "workers": workers, "order": order} for workers in BOTH for order in ORDERS]
+    REPORT.target(
+        text,
+        over(
+            joined(each(FIRST, contender=contender, **setting) for setting in settings),
+            joined(fastest(FIRST, FIRST, without=without, **setting) for setting in settings),
+        ),
+        least=bound,
     )
-    figure.supxlabel(machine(), fontsize=7, color="#6e7781")
-    figure.savefig(path, dpi=110)
-
-
-def colour_of(name: str) -> str:
-    if name == BARE:
-        return LIMIT
-    return OURS if name.startswith("loaderkit") else TORCH if "DataLoader" in name else DATA
+for kind, name, what, loop in (
+    ("tokens", "loaderkit, documents", "200,000 token sequences of 16 to 512", "that reads and joins them"),
+    ("pictures", "loaderkit, tar, one thread", "5,000 small JPEGs in tar", "that decodes them, both in one thread"),
+):
+    for order in ORDERS:
+        setting, epochs = (
+            {"workload": kind, "order": order, "workers": "0"},
+            [f"{one}_epoch_over_bare_loop" for one in ("first", "later")],
+        )
+        REPORT.line(
+            cell(
+                f"{what}, {order}, batch 64, 0 workers: speed over a bare loop {loop}, in a process's first epoch (and in a later one; "
+                "{:.0f} rounds)",
+                each("repeats", contender=name, **setting),
+            ),
+            cell("{} x ({} x)", each(*epochs, contender=name, **setting)),
+            cell(
+                "{name} {} x ({} x), the best of the peers",
+                fastest(FIRST, *epochs, without=("loaderkit", "bare", "DataLoader"), **setting),
+            ),
+        )
+for kind, mine, theirs, text in (
+    ("tokens", "loaderkit, documents", "memory-map + DataLoader", "documents on disk"),
+    ("pictures", "loaderkit, tar", "file + DataLoader", "JPEGs on disk"),
+):
+    for order in ORDERS:
+        for workers in BOTH:
+            where = {"workload": kind, "order": order, "workers": workers}
+            name = f"{text}, {order}, {workers} workers"
+            REPORT.speed(name, FIRST, where, mine, {"DataLoader": theirs}, more=True)
+REPORT.chart(
+    "Samples a second from local disk (more is better)",
+    {FIRST: "first epoch", "later_epoch_samples_per_s": "later epoch"},
+    panels=("workload", "order", "workers"),
+)
 
 
 def main() -> None:
@@ -241,7 +226,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of a run, where an epoch takes longer")
     parser.add_argument("--minutes", type=float, default=math.inf, help="no round is begun later than this")
     parser.add_argument("--out", type=Path, help="where results go")
-    parser.add_argument("--skip", choices=["speeds", "costs"], help="a part that is not measured again")
     parser.add_argument("--logs", type=Path, help="a folder for what the peers print")
     add_options(parser)
     given = parser.parse_args()
@@ -254,25 +238,11 @@ def main() -> None:
         logs.mkdir(parents=True, exist_ok=True)
         with started(pythons, logs) as peers:
             names = prepare(peers, str(folder))
-            found = (
-                []
-                if given.skip == "speeds"
-                else speeds(peers, names, str(folder), rounds, seconds, begun + 60 * given.minutes)
-            )
-            spent = [] if given.skip == "costs" else costs(peers, names, str(folder), given.quick)
+            found = speeds(peers, names, str(folder), rounds, seconds, begun + 60 * given.minutes)
     finally:
         shutil.rmtree(folder)
-    show(found)
-    show(spent)
-    if given.quick and given.out is None:
-        return
-    out = given.out or RESULTS
-    out.mkdir(parents=True, exist_ok=True)
-    if found:
-        write_csv(out / "peers_throughput.csv", found)
-        draw(found, out / "peers_throughput.png")
-    if spent:
-        write_csv(out / "peers_costs.csv", spent)
+    out = given.out or (None if given.quick else RESULTS)
+    record("peers_throughput", found, Options(quick=given.quick, out=out))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,18 @@
-"""litdata: StreamingDataset and its StreamingDataLoader."""
+"""litdata: StreamingDataset and its StreamingDataLoader; documents of tokens in blocks by a TokensLoader, as it has no packing on the way."""
 
 from pathlib import Path
 from typing import Any
 
 import litdata
 import numpy as np
-from common import SAMPLES, SEED, SHARDS, Setting, augment, payload, resume_job
+import torch
+from lib.packed import Rows, packed_job, packed_speed_jobs
+from lib.packed_documents import Corpus
+from lib.peer_jobs import SAMPLES, SEED, SHARDS, Setting, augment, payload, resume_job
+from lib.workloads import BATCH, load_pictures, load_tokens, pack, timed_job
+from lib.workloads import decode as decode_sample
+from litdata.streaming import TokensLoader
 from torch.utils.data import default_collate
-from workloads import BATCH, load_pictures, load_tokens, memory_job, pack, resume_jobs, timed_job
-from workloads import decode as decode_sample
 
 NAME, VERSION = "litdata", litdata.__version__
 
@@ -78,5 +82,39 @@ def loader_of(folder: str, kind: str, shuffle: bool, workers: int) -> Any:
 
 
 throughput = timed_job(loader_of)
-memory = memory_job(loader_of)
-save_state, resume_from_state = resume_jobs(loader_of)
+
+
+def write_packed(folder: str) -> dict[str, Any]:
+    corpus = Corpus.of(folder)
+    documents = corpus.documents()
+    litdata.optimize(
+        lambda number: torch.from_numpy(documents[number]).int(),
+        list(range(corpus.size)),
+        str(Path(folder) / "tokens"),
+        chunk_size=corpus.shard,
+        num_workers=1,
+        item_loader=TokensLoader(),
+        start_method="fork",
+    )
+    return {"ways": list(WAYS)}
+
+
+def blocks(setting: Setting) -> Any:
+    data = litdata.StreamingDataset(
+        str(setting.folder / "tokens"),
+        item_loader=TokensLoader(block_size=Corpus.of(setting.folder).row),
+        shuffle=True,
+        seed=SEED,
+        drop_last=False,
+    )
+    return litdata.StreamingDataLoader(data, batch_size=setting.batch, num_workers=setting.workers)
+
+
+def rows_of(batch: Any) -> Rows:
+    found: Rows = batch.tolist()
+    return found
+
+
+WAYS = {"TokensLoader": blocks}
+resume_packed = packed_job(WAYS, rows_of)
+throughput_packed, count_packed = packed_speed_jobs(WAYS, lambda batch: (len(batch), batch))

@@ -1,7 +1,6 @@
-"""loaderkit: tar shards, documents of tokens, Parquet."""
+"""loaderkit: tar shards, documents of tokens, Parquet; packed documents, windows, and texts that are packed on the way."""
 
-import tempfile
-import time
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +8,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from common import SEED, Setting, augment, resume_job
-from with_webdataset import write as write  # the same files
-from with_webdataset import write_pictures
-from workloads import BATCH, load_tokens, memory_job, resume_jobs, shards_of, timed_job
+from lib.packed import Rows, packed_job, packed_speed_jobs, write_tar
+from lib.packed_documents import Corpus, text_of, tokenize
+from lib.peer_jobs import SEED, SHARDS, Setting, augment, resume_job
+from lib.workloads import BATCH, load_tokens, shards_of, timed_job
 
 import loaderkit as lk
+from peers.with_webdataset import write as write  # the same files
+from peers.with_webdataset import write_pictures
 
 ROW_GROUP = 4096
 USED = (
-    lk.Loader,
-    lk.DocumentDataset,
-    lk.ParquetDataset,
-    lk.TarDataset,
+    *(lk.Loader, lk.DocumentDataset, lk.PackCollate, lk.PackPlan, lk.ParquetDataset, lk.StreamDataset, lk.TarDataset),
+    *(lk.TarReader, lk.TokenDataset, lk.WindowDataset),
 )  # imported before the clock runs, as the peers are
 
 NAME, VERSION = "loaderkit", lk.__version__
@@ -83,18 +82,93 @@ def throughput_one_thread(**job: Any) -> Any:
     return throughput(**job)
 
 
-memory = memory_job(loader_of)
-save_state, resume_from_state = resume_jobs(loader_of)
+def write_packed(folder: str) -> dict[str, Any]:
+    path, documents = Path(folder), Corpus.of(folder).documents()
+    np.concatenate(documents).astype(np.uint16).tofile(path / "documents.ds")
+    np.cumsum([len(document) for document in documents]).astype("<u8").tofile(path / "documents.ds.index")
+    texts = [json.dumps({"text": text_of(document)}) + "\n" for document in documents]
+    for shard in range(SHARDS):
+        (path / f"{shard:02}.jsonl").write_text("".join(texts[shard::SHARDS]))
+    write_tar(path / "tar", [document.astype(np.uint16).tobytes() for document in documents], "bin")
+    return {"ways": list(WAYS)}
 
 
-def index(*, folder: str, kind: str) -> dict[str, Any]:
-    """Time what making the dataset takes where no index is there; for tar the 200,000 samples that webdataset reads."""
-    with tempfile.TemporaryDirectory() as indexes:
-        started = time.perf_counter()
-        if kind == "tokens":
-            data: Any = lk.DocumentDataset(Path(folder) / "loaderkit")
-        elif kind == "parquet":
-            data = lk.ParquetDataset(Path(folder) / "loaderkit", index_dir=indexes)
-        else:
-            data = lk.TarDataset(Path(folder) / "tokens-tar", index_dir=indexes)
-        return {"seconds": time.perf_counter() - started, "samples": len(data)}
+def split(setting: Setting) -> Any:
+    data, row = lk.DocumentDataset(setting.folder / "documents.ds"), Corpus.of(setting.folder).row
+    plan = lk.PackPlan(data.lengths(), row, setting.batch, too_long="split", seed=SEED)
+    return lk.Loader(data, plan=plan, collate_fn=collate(row), num_workers=setting.workers)
+
+
+def collate(row: int) -> Any:
+    """Make what the peers' rows have: tokens as int64, and each one's position and document."""
+    return lk.PackCollate(row_length=row, dtype=torch.int64, labels=None)
+
+
+def windows(setting: Setting) -> Any:
+    documents = lk.DocumentDataset(setting.folder / "documents.ds")
+    data = lk.WindowDataset(documents, Corpus.of(setting.folder).row, seed=SEED)
+    return lk.Loader(data, setting.batch, shuffle=True, seed=SEED, num_workers=setting.workers)
+
+
+def fixed_windows(setting: Setting) -> Any:
+    data = lk.TokenDataset(setting.folder / "documents.ds", length=Corpus.of(setting.folder).row, dtype="uint16")
+    return lk.Loader(data, setting.batch, shuffle=True, seed=SEED, num_workers=setting.workers)
+
+
+def text_tokens(sample: Any) -> Any:
+    return tokenize(sample["text"])
+
+
+def on_the_way(setting: Setting) -> Any:
+    files = sorted(map(str, setting.folder.glob("*.jsonl")))
+    stream = lk.StreamDataset(files, lk.LineReader(), lanes=4, shuffle=True, seed=SEED)
+    return packed(setting, stream.map(text_tokens))
+
+
+def stored_tokens(sample: Any) -> Any:
+    return np.frombuffer(sample["bin"], np.uint16)
+
+
+def from_tar(setting: Setting) -> Any:
+    files = sorted(map(str, setting.folder.glob("tar/*.tar")))
+    stream = lk.StreamDataset(files, lk.TarReader(), lanes=4, shuffle=True, seed=SEED)
+    return packed(setting, stream.map(stored_tokens))
+
+
+def packed(setting: Setting, documents: Any) -> Any:
+    row = Corpus.of(setting.folder).row
+    rows = documents.pack(row, waiting=32)
+    stop: Any = (
+        "each" if setting.world > 1 else None
+    )  # each rank to the end of its own part, without a word to the others
+    return lk.Loader(rows, setting.batch, collate_fn=collate(row), num_workers=setting.workers, stop=stop)
+
+
+def rows_of(batch: Any) -> Rows:
+    if not isinstance(batch, dict):
+        return [row.tolist() for row in batch]
+    there = batch["document_ids"] >= 0
+    return [row[mask].tolist() for row, mask in zip(batch["tokens"], there, strict=True)]
+
+
+def merge(states: list[Any]) -> list[Any]:
+    """Merge the states of ranks that did not exchange them."""
+    return [lk.merge_states(states)] if states[0].get("missing") else states
+
+
+WAYS = {"PackPlan, split": split, "WindowDataset": windows, "stream.pack, tokenized on the way": on_the_way}
+resume_packed = packed_job(WAYS, rows_of, merge=merge)
+TIMED: dict[str, Any] = {
+    "PackPlan, split": split,
+    "stream.pack": from_tar,
+    "WindowDataset": windows,
+    "TokenDataset": fixed_windows,
+}
+
+
+def parts(batch: Any) -> tuple[int, Any]:
+    tokens = batch["tokens"] if isinstance(batch, dict) else batch
+    return len(tokens), tokens
+
+
+throughput_packed, count_packed = packed_speed_jobs(TIMED, parts)

@@ -1,15 +1,18 @@
-"""mosaicml-streaming: StreamingDataset and its StreamingDataLoader."""
+"""mosaicml-streaming: StreamingDataset and its StreamingDataLoader; rows of joined documents are cut when they are written, as LLM Foundry does."""
 
 import atexit
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import streaming
-from common import PAYLOAD, SAMPLES, SEED, SHARDS, Setting, augment, payload, resume_job
+from lib.packed import Rows, packed_job, packed_speed_jobs
+from lib.packed_documents import Corpus
+from lib.peer_jobs import PAYLOAD, SAMPLES, SEED, SHARDS, Setting, augment, payload, resume_job
+from lib.workloads import BATCH, load_pictures, pack, sequences, timed_job
+from lib.workloads import decode as decode_sample
 from streaming.base.util import clean_stale_shared_memory
 from torch.utils.data import default_collate
-from workloads import BATCH, load_pictures, memory_job, pack, resume_jobs, sequences, timed_job
-from workloads import decode as decode_sample
 
 NAME, VERSION = "mosaicml-streaming", streaming.__version__
 atexit.register(clean_stale_shared_memory)  # of jobs that were ended
@@ -71,5 +74,32 @@ def loader_of(folder: str, kind: str, shuffle: bool, workers: int) -> Any:
 
 
 throughput = timed_job(loader_of)
-memory = memory_job(loader_of)
-save_state, resume_from_state = resume_jobs(loader_of)
+
+
+def write_packed(folder: str) -> dict[str, Any]:
+    corpus = Corpus.of(folder)
+    tokens = np.concatenate(corpus.documents()).astype(np.int32)
+    with streaming.MDSWriter(
+        out=str(Path(folder) / "mds"), columns={"tokens": "ndarray:int32"}, size_limit=5 * corpus.shard
+    ) as writer:
+        for start in range(0, len(tokens) - corpus.row + 1, corpus.row):
+            writer.write({"tokens": tokens[start : start + corpus.row]})
+    return {"ways": list(WAYS)}
+
+
+def rows_written(setting: Setting) -> Any:
+    clean_stale_shared_memory()  # by all ranks: they meet there
+    data = streaming.StreamingDataset(
+        local=str(setting.folder / "mds"), shuffle=True, shuffle_seed=SEED, batch_size=setting.batch
+    )
+    return streaming.StreamingDataLoader(data, batch_size=setting.batch, num_workers=setting.workers)
+
+
+def rows_of(batch: Any) -> Rows:
+    found: Rows = batch["tokens"].tolist()
+    return found
+
+
+WAYS = {"rows cut when written": rows_written}
+resume_packed = packed_job(WAYS, rows_of)
+throughput_packed, count_packed = packed_speed_jobs(WAYS, lambda batch: (len(batch["tokens"]), batch["tokens"]))

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 import torchdata
-from common import SAMPLES, SEED, Setting, augment, resume_job
+from lib.peer_jobs import SAMPLES, SEED, Setting, augment, resume_job
+from lib.workloads import BATCH, decode, load_pictures, load_tokens, pack, timed_job
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, SequentialSampler, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
-from with_webdataset import write_pictures
-from workloads import BATCH, decode, load_pictures, load_tokens, memory_job, pack, resume_jobs, timed_job
+
+from peers.with_webdataset import write_pictures
 
 NAME, VERSION = "StatefulDataLoader (map)", torchdata.__version__
 
@@ -115,13 +116,6 @@ def loader_of(folder: str, kind: str, shuffle: bool, workers: int) -> Any:
     )
 
 
-def stateful_loader_of(folder: str, kind: str, shuffle: bool, workers: int) -> Any:
-    collate = pack if kind == "tokens" else default_collate
-    return StatefulDataLoader(
-        dataset_of(folder, kind), batch_size=BATCH, shuffle=shuffle, num_workers=workers, collate_fn=collate
-    )
-
-
 def bare(folder: str, kind: str, shuffle: bool, workers: int) -> Iterator[Any]:  # noqa: ARG001
     """Read, decode and collate, one after another. Without the collate nothing would read the tokens of a memory-map."""
     data = Tokens(folder) if kind == "tokens" else TarPictures(folder)
@@ -133,5 +127,3 @@ def bare(folder: str, kind: str, shuffle: bool, workers: int) -> Iterator[Any]: 
 
 throughput = timed_job(loader_of)
 throughput_bare = timed_job(bare)
-memory = memory_job(loader_of)
-save_state, resume_from_state = resume_jobs(stateful_loader_of)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import webdataset
-from common import SEED, SHARDS, Setting, augment, numbers_of, payload, resume_job
+from lib.peer_jobs import SEED, SHARDS, Setting, augment, numbers_of, payload, resume_job
+from lib.workloads import BATCH, load_pictures, pack, sequences, shards_of, timed_job
+from lib.workloads import decode as decode_sample
 from torch.utils.data import default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
-from workloads import BATCH, load_pictures, memory_job, pack, resume_jobs, sequences, shards_of, timed_job
-from workloads import decode as decode_sample
 
 NAME, VERSION = "webdataset + torchdata", webdataset.__version__
 
@@ -103,10 +103,4 @@ def loader_of(folder: str, kind: str, shuffle: bool, workers: int) -> Any:
     return webdataset.WebLoader(dataset_of(folder, kind, shuffle), batch_size=None, num_workers=workers)
 
 
-def stateful_loader_of(folder: str, kind: str, shuffle: bool, workers: int) -> Any:  # noqa: ARG001 - in order
-    return StatefulDataLoader(dataset_of(folder, kind, False), batch_size=None, num_workers=workers)
-
-
 throughput = timed_job(loader_of)
-memory = memory_job(loader_of)
-save_state, resume_from_state = resume_jobs(stateful_loader_of)

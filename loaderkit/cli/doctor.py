@@ -328,7 +328,8 @@ def _versions() -> str:
         try:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:
-            found.append(f"{package} is not installed")
+            if package != "torchdata":  # only other loaders need it
+                found.append(f"{package} is not installed")
     return ", ".join(found)
 
 

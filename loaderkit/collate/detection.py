@@ -11,8 +11,10 @@ from torch import Tensor
 from loaderkit.collate.padding import pad_field
 from loaderkit.collate.rules import Pad
 from loaderkit.datasets.images.boxes import coco_target
+from loaderkit.datasets.images.torchvision import torchvision_module
 from loaderkit.system.stack import CollateError, difference, from_array, stack_field
 
+_NAME = "DetectionCollate"
 _PER_OBJECT = ("boxes", "labels", "masks", "area", "iscrowd")
 _DTYPES = {"labels": torch.int64, "area": torch.float32, "iscrowd": torch.int64}
 
@@ -38,6 +40,7 @@ class DetectionCollate:
         image: The image's field in dict samples.
 
     Raises:
+        ImportError: If torchvision is not installed.
         CollateError: If a target does not fit its image, or images do not fit together. Names the samples.
 
     Examples:
@@ -56,6 +59,7 @@ class DetectionCollate:
     image: str = "image"
 
     def __post_init__(self) -> None:
+        torchvision_module("tv_tensors", _NAME)  # else its absence would show in a worker
         if isinstance(self.images, Pad):
             rule = self.images
             if set(rule.each_dim) not in ({1, 2}, {-1, -2}) or rule.side != "right" or rule.too_long != "error":
@@ -98,8 +102,7 @@ class DetectionCollate:
 
     @staticmethod
     def _image(image: Any, row: int) -> Tensor:
-        from torchvision import tv_tensors
-
+        tv_tensors = torchvision_module("tv_tensors", _NAME)
         if not isinstance(image, Tensor) or image.ndim != 3:
             found = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
             raise CollateError(
@@ -110,8 +113,7 @@ class DetectionCollate:
         return made
 
     def _target(self, target: Any, image: Tensor, row: int) -> dict[str, Any]:
-        from torchvision import tv_tensors
-
+        tv_tensors = torchvision_module("tv_tensors", _NAME)
         size = (int(image.shape[1]), int(image.shape[2]))
         rest: dict[str, Any] = {}
         try:
@@ -127,9 +129,8 @@ class DetectionCollate:
             raise CollateError(f"DetectionCollate: a target does not fit: {error}", [row]) from error
 
     def _check(self, target: Mapping[str, Any], size: tuple[int, int]) -> dict[str, Any]:
-        from torchvision import tv_tensors
-        from torchvision.transforms.v2.functional import convert_bounding_box_format as convert
-
+        tv_tensors = torchvision_module("tv_tensors", _NAME)
+        functional = torchvision_module("transforms.v2.functional", _NAME)
         if "boxes" not in target:
             raise ValueError(f"it has {list(target)}, wanted boxes or annotations")
         made = dict(target)
@@ -144,7 +145,7 @@ class DetectionCollate:
                 raise ValueError(f"its boxes are {tuple(plain.shape)}, wanted (N, 4)")
             plain = plain if plain.is_floating_point() else plain.float()
             boxes = tv_tensors.BoundingBoxes(plain, format=self.box_format, canvas_size=size)
-        made["boxes"] = convert(boxes, new_format=tv_tensors.BoundingBoxFormat.XYXY)
+        made["boxes"] = functional.convert_bounding_box_format(boxes, new_format=tv_tensors.BoundingBoxFormat.XYXY)
         for name in _DTYPES.keys() & target.keys():
             made[name] = _tensor(target[name], name, _DTYPES[name])
         if "masks" in target:

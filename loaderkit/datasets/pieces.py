@@ -62,7 +62,7 @@ class PieceDataset(DeclaresDraws):
                     f"PieceDataset: {type(dataset).__name__} does not know its lengths, wanted lengths=, the tokens of each "
                     "document. loaderkit.measure_lengths(dataset) finds them."
                 )
-            lengths = dataset.lengths()  # type: ignore[attr-defined]
+            lengths = dataset.lengths()  # type: ignore[attr-defined]  # `knows_lengths` has asked
         self.dataset, self.length, self.fields = dataset, int(length), tuple(fields)
         self._lengths = as_lengths(lengths, "PieceDataset")
         if len(self._lengths) != len(dataset):
@@ -87,7 +87,7 @@ class PieceDataset(DeclaresDraws):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         documents, starts = self._find(check_indices(self, indices))
         if reads_pieces(self.dataset):
-            read = self.dataset.read_pieces(documents, starts, starts + self.length)  # type: ignore[attr-defined]
+            read = self.dataset.read_pieces(documents, starts, starts + self.length)  # type: ignore[attr-defined]  # `reads_pieces` has asked
             return np.split(read.values.numpy(), read.offsets[1:-1].numpy()) if len(indices) else []
         whole = read_many(self.dataset, documents.tolist())
         return list(map(self._cut, whole, documents.tolist(), starts.tolist()))
@@ -114,7 +114,7 @@ class PieceDataset(DeclaresDraws):
 
     def _read_batch(self, indices: Int64Array) -> Any:
         documents, starts = self._find(check_indices(self, indices))
-        return self.dataset.read_pieces(documents, starts, starts + self.length)  # type: ignore[attr-defined]
+        return self.dataset.read_pieces(documents, starts, starts + self.length)  # type: ignore[attr-defined]  # `reads_pieces` has asked
 
     def _find(self, pieces: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return for each piece (B,) its document, and its first token there."""

@@ -23,7 +23,7 @@ class Cuda:
         self.device = torch.device("cuda", index)
 
     def new_stream(self) -> Any:
-        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch has no types for it
 
     def current_stream(self) -> Any:
         return torch.cuda.current_stream(self.device)
@@ -60,7 +60,7 @@ class Cuda:
 
     def generator(self) -> torch.Generator:
         """Return the device's global generator."""
-        torch.cuda.init()  # type: ignore[no-untyped-call]
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # torch has no types for it
         return torch.cuda.default_generators[self.device.index]
 
 

@@ -168,7 +168,7 @@ class Prefetcher:
         def move(leaf: Any) -> Any:
             if id(leaf) not in targets:
                 leaf = movable(leaf)
-                is_async = isinstance(leaf, Tensor) or _takes_non_blocking(type(leaf))  # type: ignore[arg-type]
+                is_async = isinstance(leaf, Tensor) or _takes_non_blocking(type(leaf))  # type: ignore[arg-type]  # `movable` gives any kind of leaf
                 return leaf.to(self.device, non_blocking=True) if is_async else leaf.to(self.device)
             backend.copy(targets[id(leaf)], leaf)
             return targets[id(leaf)]

@@ -77,7 +77,7 @@ def skip_first_batches(loader: Loader, batches: int) -> Loader:
     return loader
 
 
-class PreparedLoader(LoaderView[Any], DataLoaderStateMixin):  # type: ignore[misc]  # Any
+class PreparedLoader(LoaderView[Any], DataLoaderStateMixin):  # type: ignore[misc]  # Any where it is not installed
     """A Loader that tells Accelerate where it is; made by `prepare`.
 
     Attributes:

@@ -36,7 +36,7 @@ _KEY = "loaderkit"  # of the state, among those of the Trainer's callbacks
 _STATE = "trainer_state.json"
 
 
-class ResumableTrainer(_Base):  # type: ignore[misc]  # Any
+class ResumableTrainer(_Base):  # type: ignore[misc]  # Any where it is not installed
     """Put this before `Trainer` among the bases of a class, and its runs resume exactly, anywhere in an epoch.
 
     Datasets are read by a Loader with the settings of the `TrainingArguments`. Or give a Loader in place of a dataset: it
@@ -241,7 +241,7 @@ class _Rest(torch_data.IterableDataset[Any]):
         yield from self._batches
 
 
-class _Follower(TrainerCallback):  # type: ignore[misc]  # Any
+class _Follower(TrainerCallback):  # type: ignore[misc]  # Any where it is not installed
     """Loads the Loader's state when a training begins, and follows the optimizer's steps."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> Any:

@@ -8,12 +8,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchtitan.components.dataloader import BaseDataLoader
 
 from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.loader import Loader
 from loaderkit.system.world import World
+
+try:
+    from torchtitan.components.data.loader import BaseDataLoader
+except ModuleNotFoundError as error:
+    if error.name != "torchtitan.components.data":  # something that torchtitan needs
+        raise
+    # Releases up to 0.3.
+    from torchtitan.components.dataloader import BaseDataLoader
 
 Batch = tuple[dict[str, Tensor], Tensor]
 
@@ -24,8 +31,12 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is Any wh
     In a config registry, put `TitanLoader.Config(make_dataset=..., loader=...)` in the place of
     `HuggingFaceTextDataLoader.Config(...)`. The Trainer makes the loader from it, with its own batch size and ranks.
 
+    The Trainer of torchtitan 0.3 gives a sequence length L and a batch size B, and gets rows (B, L). Later ones give a length and a
+    number of tokens, and get the same rows joined to (B * L,).
+
     Raises:
-        ValueError: If the config has no `make_dataset`, or a batch size or ranks of its own.
+        ValueError: If the config has no `make_dataset`, or a batch size or ranks of its own, or if the tokens of a batch are not
+            whole sequences.
 
     Examples:
         >>> rows = lk.ArrayDataset(torch.arange(40).reshape(8, 5))
@@ -37,7 +48,7 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is Any wh
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(BaseDataLoader.Config):  # type: ignore[misc]
+    class Config(BaseDataLoader.Config):  # type: ignore[misc]  # Any, as above
         """What the loader reads, and how.
 
         Args:
@@ -45,11 +56,13 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is Any wh
                 `collate_fn` in `loader`, its samples are L + 1 tokens each.
             loader: Settings of the Loader. The Trainer gives the batch size and the ranks.
             infinite: Whether one epoch follows another. If not, the data ends after one epoch.
+            repeat: The same, by the name that validators after torchtitan 0.3 set. Data repeats if both are true.
         """
 
         make_dataset: Callable[[Any, int], Any] | None = None
         loader: LoaderConfig = dataclasses.field(default_factory=LoaderConfig)
         infinite: bool = True
+        repeat: bool = True
 
     def __init__(
         self,
@@ -57,12 +70,22 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is Any wh
         *,
         dp_world_size: int,
         dp_rank: int,
-        seq_len: int,
-        local_batch_size: int,
+        seq_len: int | None = None,
+        local_batch_size: int | None = None,
+        max_context_length: int | None = None,
+        num_tokens_per_batch: int | None = None,
         tokenizer: Any = None,
         **_: Any,
     ) -> None:
-        given = config.loader
+        given, collate = config.loader, next_tokens
+        if max_context_length is not None and num_tokens_per_batch is not None:
+            seq_len, collate = max_context_length, next_tokens_joined
+            local_batch_size = _whole_rows(num_tokens_per_batch, seq_len)
+        if seq_len is None or local_batch_size is None:
+            raise TypeError(
+                "TitanLoader: seq_len and local_batch_size are missing, or max_context_length and num_tokens_per_batch. Make "
+                "the loader by config.build(...), as torchtitan's Trainer does."
+            )
         if config.make_dataset is None:
             raise ValueError(
                 "TitanLoader: make_dataset is None, wanted a function of the tokenizer and the sequence length that returns a "
@@ -84,10 +107,10 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is Any wh
             data,
             given,
             batch_size=1 if makes_batches else local_batch_size,
-            collate_fn=given.collate_fn or next_tokens,
+            collate_fn=given.collate_fn or collate,
             world=_within_group(world) if isinstance(data, StreamDataset) else world,
         )
-        self._infinite = config.infinite
+        self._infinite = config.infinite and config.repeat
 
     def __iter__(self) -> Iterator[Batch]:
         while self._infinite or not self.loader.cursor.epoch:
@@ -96,12 +119,26 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is Any wh
             if self.loader.cursor == before:
                 return  # the Loader has warned that the data is empty
 
+    def close(self) -> None:
+        """Stop the workers. Trainers after torchtitan 0.3 call it."""
+        self.loader.close()
+
     def state_dict(self) -> dict[str, Any]:
         return self.loader.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         if state_dict:  # torchtitan's contract: an empty state is valid
             self.loader.load_state_dict(state_dict)
+
+
+def _whole_rows(tokens: int, length: int) -> int:
+    """Return how many rows of `length` tokens a batch has; raise a ValueError if they are not whole."""
+    if not tokens or tokens % length:
+        raise ValueError(
+            f"TitanLoader: a batch is {tokens} tokens, wanted a multiple of the context length {length}. Change one of them in "
+            "the Trainer's config."
+        )
+    return tokens // length
 
 
 def _within_group(world: World) -> World:
@@ -127,4 +164,15 @@ def next_tokens(rows: list[Any]) -> Batch:
     return {"input": inputs, "positions": torch.arange(inputs.shape[1]).expand_as(inputs).contiguous()}, labels
 
 
-next_tokens.draws_nothing = True  # type: ignore[attr-defined]
+def next_tokens_joined(rows: list[Any]) -> Batch:
+    """Return what `next_tokens` does, with the rows joined: `{"input": (B * L,), "positions": (B * L,)}, (B * L,)`.
+
+    Args:
+        rows: B rows of L + 1 tokens. Positions begin again with each row.
+    """
+    inputs, labels = next_tokens(rows)
+    return {name: values.flatten() for name, values in inputs.items()}, labels.flatten()
+
+
+next_tokens.draws_nothing = True  # type: ignore[attr-defined]  # a function's attribute
+next_tokens_joined.draws_nothing = True  # type: ignore[attr-defined]  # a function's attribute

@@ -244,7 +244,7 @@ class DataModule(pl.LightningDataModule):
         shuffle = all(one is None for one in chosen) if config.shuffle is None else config.shuffle
         if is_stream(dataset):
             shuffle = bool(config.shuffle)  # a stream shuffles by its own settings
-        if self.trainer is not None and self.trainer.overfit_batches:  # type: ignore[attr-defined]
+        if self.trainer is not None and self.trainer.overfit_batches:  # type: ignore[attr-defined]  # Lightning sets it from outside
             if is_stream(dataset):
                 raise ValueError(
                     "DataModule: overfit_batches needs the same batches in each epoch, and the training data is a stream, which "

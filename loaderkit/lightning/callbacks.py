@@ -164,7 +164,7 @@ class DataWaitCallback(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        step, every = self._loop._batches_that_stepped, trainer.log_every_n_steps  # type: ignore[attr-defined]
+        step, every = self._loop._batches_that_stepped, trainer.log_every_n_steps  # type: ignore[attr-defined]  # Lightning sets it from outside
         to_loggers = every and (step + 1) % every == 0 and step != self._logged_step  # once for each optimizer step
         if not to_loggers and batch_idx % self.log_every:
             return

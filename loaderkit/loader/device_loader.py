@@ -109,7 +109,7 @@ class AheadEpoch:
             self._epoch.check_turn(self._turn)
         self._turn = -1  # stays if an error is raised: the pass is then over
         try:
-            fetched = next(self._batches)  # type: ignore[arg-type]  # begun
+            fetched = next(self._batches)  # type: ignore[arg-type]  # the epoch has begun
             self._point, self.over = fetched.place, fetched.is_last
         except StopIteration:
             self.over = True

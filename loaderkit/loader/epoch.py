@@ -56,7 +56,7 @@ class Epoch:
         else:
             self.check_turn(self._turn)
         try:
-            batch = next(self._batches, _END)  # type: ignore[arg-type]  # begun
+            batch = next(self._batches, _END)  # type: ignore[arg-type]  # the epoch has begun
             if batch is _END:
                 position.check_end()
                 self.over = True

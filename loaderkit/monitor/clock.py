@@ -28,7 +28,7 @@ class Stream:
 
     def mark(self) -> Any:
         """Return an event that happens when the device has done its work so far."""
-        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch has no types for it
         event.record(torch.cuda.current_stream(self._device))
         return event
 
@@ -39,7 +39,7 @@ class Stream:
 
 def stream_of(device: torch.device | str | None) -> Stream | None:
     """Return the stream of a CUDA device, by default of the one that the process uses; None if there is none."""
-    if device is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if device is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no types for it
         device = "cuda"
     found = torch.device(device or "cpu")
     return Stream(found) if found.type == "cuda" else None

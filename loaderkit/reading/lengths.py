@@ -85,9 +85,9 @@ def measure_lengths(
     if bad_length is not None:
         check_integer("measure_lengths", "bad_length", bad_length, 0, ", or None")
     if length is None and knows_lengths(dataset):
-        return np.asarray(dataset.lengths(), dtype=np.int64)  # type: ignore[attr-defined]
+        return np.asarray(dataset.lengths(), dtype=np.int64)  # type: ignore[attr-defined]  # `knows_lengths` has asked
     if length is None and counts_tokens(dataset):
-        dataset = dataset.counted()  # type: ignore[attr-defined]
+        dataset = dataset.counted()  # type: ignore[attr-defined]  # `counts_tokens` has asked
     return measure(
         dataset,
         LengthOf(length),

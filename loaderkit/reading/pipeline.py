@@ -226,7 +226,7 @@ class Pipeline(DeclaresDraws):
         if not len(self):
             raise ValueError("pack: there are no documents, wanted at least one.")
         if knows_lengths(self.dataset):
-            lengths = np.asarray(self.dataset.lengths(), dtype=np.int64)  # type: ignore[attr-defined]
+            lengths = np.asarray(self.dataset.lengths(), dtype=np.int64)  # type: ignore[attr-defined]  # `knows_lengths` has asked
         else:
             lengths = measure(
                 self.dataset,

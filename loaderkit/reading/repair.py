@@ -127,7 +127,7 @@ class Repair:
         candidates = self._candidates(row, alone=alone)
         for index in candidates:
             try:
-                sample = self._policy.retry.call(lambda index=index: read(row, index))  # type: ignore[misc]
+                sample = self._policy.retry.call(lambda index=index: read(row, index))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             except Exception as error:
                 if not self._policy.blames(error):
                     raise

@@ -155,7 +155,7 @@ def new_empty(shape: Sequence[int], like: Tensor) -> Tensor:
     if _is_shared(size_bytes):
         make: Callable[[int], Any] = torch.UntypedStorage._new_shared  # as torch's default_collate does
         made: Tensor = torch.empty(0, dtype=like.dtype, device="cpu")
-        return made.set_(make(size_bytes), 0, tuple(shape))  # type: ignore[call-overload,no-any-return]
+        return made.set_(make(size_bytes), 0, tuple(shape))  # type: ignore[call-overload,no-any-return]  # torch's stub lacks this overload
     # The memory of torch.empty goes back to the system each time. For 256 x 512 int64, in batches of several lengths, its
     # 40 page faults take four times as long as filling it.
     return torch.from_numpy(empty_array((size_bytes,), np.uint8)).view(like.dtype).view(tuple(shape))

@@ -13,7 +13,7 @@ from loaderkit.system.per_thread import Opened
 try:
     import resource
 except ImportError:  # not on Windows
-    resource = None  # type: ignore[assignment]
+    resource = None  # type: ignore[assignment]  # stands for the missing module
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -36,7 +36,7 @@ def stack_rows(values: Sequence[Tensor]) -> Tensor:
         return result
     if lending is None or not all(map(_has_only_values, values)):
         return torch.stack(values)  # type: ignore[arg-type]  # any sequence
-    return torch.stack(values, out=new_empty((len(values), *first.shape), first))  # type: ignore[arg-type]
+    return torch.stack(values, out=new_empty((len(values), *first.shape), first))  # type: ignore[arg-type]  # any sequence
 
 
 def keep_rows(samples: list[Any], count: int) -> Callable[[Any], None]:

@@ -73,11 +73,11 @@ def _make_tensor(
 
 
 def _make_storage(memory: Any) -> UntypedStorage:
-    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage() if len(memory) else UntypedStorage(0)  # type: ignore[no-untyped-call]
+    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage() if len(memory) else UntypedStorage(0)  # type: ignore[no-untyped-call]  # torch has no types for it
 
 
 def _make_typed_storage(untyped: UntypedStorage, dtype: torch.dtype) -> TypedStorage:
-    return TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
+    return TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]  # torch has no types for it
 
 
 def _sparse_parts(tensor: Tensor) -> tuple[Any, ...]:
@@ -101,6 +101,6 @@ def _make_sparse(
     else:
         make = partial(torch.sparse_compressed_tensor, layout=layout)
     # The parts were checked when the tensor was made. Torch 2.11 warns if only the call says so.
-    with torch.sparse.check_sparse_tensor_invariants(enable=False):  # type: ignore[no-untyped-call]
+    with torch.sparse.check_sparse_tensor_invariants(enable=False):  # type: ignore[no-untyped-call]  # torch has no types for it
         made: Tensor = make(*parts, shape, device=parts[0].device, requires_grad=requires_grad, check_invariants=False)
     return made

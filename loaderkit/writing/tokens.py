@@ -14,7 +14,7 @@ from loaderkit.writing.format import Sample, WriteError, Written, to_array
 
 def encode_bytes(text: str) -> Sequence[int]:
     """Return the UTF-8 bytes of a text as tokens 0 to 255."""
-    return np.frombuffer(text.encode(), dtype=np.uint8)  # type: ignore[return-value]
+    return np.frombuffer(text.encode(), dtype=np.uint8)  # type: ignore[return-value]  # an array of integers is such a sequence
 
 
 @dataclass(frozen=True, kw_only=True)

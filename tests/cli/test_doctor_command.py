@@ -1,6 +1,7 @@
 """`loaderkit doctor` names each problem, its place, and a remedy."""
 
 import dataclasses
+import importlib.metadata
 import threading
 import time
 from collections.abc import Iterator
@@ -55,6 +56,19 @@ def about(data: Any, host: Host = ROOMY, *, workers: int = 2, ranks: int = 1) ->
 def file(tmp_path: Path) -> Iterator[Any]:
     with (tmp_path / "a").open("w") as opened:
         yield opened
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_version_of_torchdata_is_shown_where_it_is_installed(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(name: str) -> str:
+        if name in ("lightning", "torchdata") and not there:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "7.8.9"
+
+    monkeypatch.setattr("loaderkit.cli.doctor.version", found)
+    versions = next(check_host(ROOMY, 2)).what
+    assert ("torchdata 7.8.9" if there else "lightning is not installed") in versions
+    assert ("torchdata" in versions) == there
 
 
 def test_a_good_machine_and_dataset_are_fine() -> None:

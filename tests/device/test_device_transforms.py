@@ -162,7 +162,7 @@ def test_what_cannot_be_decoded_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
             decode({"jpg": jpegs()})
         with pytest.raises(ValueError, match="not a picture that can be decoded"):
             decode({"jpg": [jpegs()[0][:30]]})
-    with pytest.raises(RuntimeError, match="torchvision has no nvJPEG"):
+    with pytest.raises(RuntimeError, match="torchvision is missing or has no nvJPEG"):
         lk.DecodePictures("jpg", device="cuda")({"jpg": jpegs()})
     with pytest.raises(ValueError, match="DecodePictures: max_pixels is 0"):
         lk.DecodePictures("jpg", max_pixels=0)

@@ -36,7 +36,7 @@ def test_killed_ranks_end_with_the_same_weights(tmp_path: Path, pytestconfig: py
     assert count_exact(tmp_path, SCRIPT, steps=STEPS, kills=count, code=KILLED) == count
     if count > 1:
         (tmp_path / "torch").mkdir()
-        script = ROOT / "tests" / "support" / "fabric_torch_loader.py"
+        script = ROOT / "tests" / "support" / "runs" / "fabric_torch_loader.py"
         own = count_exact(tmp_path / "torch", script, steps=STEPS, kills=count, code=KILLED)
         print(f"Fabric: Loader {count} of {count} exact, DataLoader {own}")
         assert own < count
@@ -70,7 +70,7 @@ def steps_of(folder: Path, ranks: int) -> list[dict[str, Any]]:
 
 def test_ranks_of_a_model_parallel_group_read_the_same_and_resume(tmp_path: Path) -> None:
     """Four ranks, two groups, saved and loaded in the middle of the epoch with FSDP2 and a DCP checkpoint; a stream too."""
-    scripts.run(tmp_path, ROOT / "tests" / "support" / "fabric_mesh_job.py")
+    scripts.run(tmp_path, ROOT / "tests" / "support" / "runs" / "fabric_mesh_job.py")
     ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(4)]
     assert [found["world"] for found in ranks] == [2] * 4
     assert ranks[0]["seen"] == ranks[1]["seen"]

@@ -75,7 +75,7 @@ def test_a_run_whose_workers_are_killed_ends_with_the_same_weights(
     assert whole[1] == whole[2]
     assert " of 595 are right" in whole[1]
     if count > 1:
-        whole, killed = whole_and_killed("DataLoader", ROOT / "tests" / "support" / "ray_torch_loader.py")
+        whole, killed = whole_and_killed("DataLoader", ROOT / "tests" / "support" / "runs" / "ray_torch_loader.py")
         print(f"Ray Train, {count} kills in one run, DataLoader: {whole} and {killed}")
         assert whole[0] != killed[0]
         assert " of 596 are right" in whole[1]  # one sample counts twice

@@ -32,7 +32,7 @@ HAS_TITAN = importlib.util.find_spec("torchtitan") is not None
 needs_titan = pytest.mark.skipif(not HAS_TITAN, reason="torchtitan is not installed: it needs an older datasets")
 
 
-@pytest.fixture(params=["recorded", pytest.param("real", marks=needs_titan)])
+@pytest.fixture(params=["recorded", "recorded later", pytest.param("real", marks=needs_titan)])
 def titan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The module, over the recorded contract or the real package."""
     if request.param == "real":
@@ -40,7 +40,7 @@ def titan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         return
     before = dict(sys.modules)
     titan_recorded.unload()
-    sys.modules.update(titan_recorded.modules())
+    sys.modules.update(titan_recorded.modules(later=request.param == "recorded later"))
     yield importlib.import_module("loaderkit.integrations.torchtitan")
     titan_recorded.unload()
     sys.modules.update({name: before[name] for name in before.keys() - sys.modules.keys()})
@@ -61,23 +61,22 @@ def build(
         dp_world_size=degree,
         dp_rank=rank,
         tokenizer=None,
-        seq_len=LENGTH,
-        local_batch_size=3,
-        snapshot_every_n_steps=None,
+        **titan_recorded.arguments(length=LENGTH, rows=3),
     )
 
 
 def samples(batches: Any) -> list[int]:
-    return [int(number) // 100 for batch, _ in batches for number in batch["input"][:, 0]]
+    return [int(number) // 100 for batch, _ in batches for number in batch["input"].reshape(-1, LENGTH)[:, 0]]
 
 
 def test_a_batch_has_inputs_positions_and_labels_shifted_by_one(titan: Any) -> None:
     inputs, labels = next(iter(build(titan, 0, 1)))
     assert set(inputs) == {"input", "positions"}
-    assert inputs["input"].shape == labels.shape == (3, LENGTH)
+    shape = (3 * LENGTH,) if titan_recorded.is_later() else (3, LENGTH)
+    assert inputs["input"].shape == inputs["positions"].shape == labels.shape == shape
     assert inputs["input"].dtype == labels.dtype == torch.int64
     assert torch.equal(inputs["input"] + 1, labels)
-    assert inputs["positions"].tolist() == 3 * [list(range(LENGTH))]
+    assert inputs["positions"].reshape(3, LENGTH).tolist() == 3 * [list(range(LENGTH))]
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3])
@@ -165,6 +164,29 @@ def test_epochs_follow_one_another_unless_the_data_is_finite(titan: Any) -> None
     finite = build(titan, 0, 1, infinite=False)
     assert sorted(samples(finite)) == list(range(SIZE))
     assert list(finite) == []
+
+
+@pytest.mark.parametrize("titan", ["recorded later"], indirect=True)
+def test_a_later_validator_sets_repeat_and_closes(titan: Any) -> None:
+    """It makes its loader from `replace(config, repeat=...)`, and closes it after each validation."""
+    config = titan.TitanLoader.Config(make_dataset=rows, loader=lk.LoaderConfig(num_workers=1))
+    given = {"dp_world_size": 1, "dp_rank": 0, "tokenizer": None, **titan_recorded.arguments(length=LENGTH, rows=3)}
+    assert given.keys() == titan_recorded.LATER_BUILD
+    loader = dataclasses.replace(config, repeat=False).build(**given)
+    assert samples(loader) == list(range(SIZE))
+    loader.close()
+    endless = dataclasses.replace(config, repeat=True).build(**given)
+    assert len(samples(itertools.islice(endless, 40))) > 2 * SIZE
+    endless.close()
+
+
+@pytest.mark.parametrize("titan", ["recorded later"], indirect=True)
+@pytest.mark.parametrize("tokens", [0, 3, 9])
+def test_a_later_batch_is_whole_sequences(titan: Any, tokens: int) -> None:
+    with pytest.raises(ValueError, match=rf"a batch is {tokens} tokens, wanted a multiple of the context length 4\."):
+        titan.TitanLoader.Config(make_dataset=rows).build(
+            dp_world_size=1, dp_rank=0, tokenizer=None, max_context_length=4, num_tokens_per_batch=tokens
+        )
 
 
 def test_empty_data_ends(titan: Any) -> None:
@@ -273,4 +295,4 @@ def test_the_config_is_built_without_the_trainers_other_arguments(titan: Any) ->
     parameters = inspect.signature(titan.TitanLoader.__init__).parameters
     assert parameters["_"].kind is inspect.Parameter.VAR_KEYWORD
     required = {name for name, each in parameters.items() if each.default is each.empty} - {"self", "config", "_"}
-    assert required <= titan_recorded.BUILD - {"snapshot_every_n_steps"}
+    assert required <= titan_recorded.BUILD & titan_recorded.LATER_BUILD

@@ -42,7 +42,7 @@ def test_a_killed_run_under_pytorch_lightning_ends_with_the_same_weights(
 
 
 def test_everything_works_under_pytorch_lightning_and_lightning_is_not_imported(tmp_path: Path) -> None:
-    script = ROOT / "tests" / "support" / "pytorch_lightning_job.py"
+    script = ROOT / "tests" / "support" / "runs" / "pytorch_lightning_job.py"
     assert "under pytorch_lightning alone" in scripts.run(tmp_path, script, preload=PRELOAD)
 
 

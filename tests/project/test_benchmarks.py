@@ -17,11 +17,11 @@ BENCHMARKS = ROOT / "benchmarks"
 CONTENDERS = """
 import os, subprocess, sys, time
 from functools import partial
-from apart import interleave_apart
-from contenders import _as_it_is
+from lib.apart import interleave_apart
+from lib.contenders import _as_it_is
 from collections import Counter
 from itertools import pairwise
-from harness import descendants, turns
+from lib.harness import descendants, turns
 
 def hangs(stack):
     subprocess.Popen(["sleep", "60"])
@@ -76,7 +76,7 @@ def test_a_peer_that_hangs_fails_or_dies_is_reported_and_left_out() -> None:
 def test_the_suite_goes_on_behind_a_script_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    suite = load("suite")
+    suite = load("lib/suite")
     monkeypatch.setattr(suite, "HERE", tmp_path)
     pids = tmp_path / "pids"
     (tmp_path / "hangs.py").write_text(
@@ -86,14 +86,14 @@ def test_the_suite_goes_on_behind_a_script_that_hangs(
         "time.sleep(60)\n"
     )
     (tmp_path / "fine.py").write_text("import sys\nprint('a peer: left out: too slow.', file=sys.stderr)\n")
-    late = suite.run(suite.Script("hangs", 1 / 180), False, None)
+    late = suite.run("hangs", 1 / 180, (), False, None)
     assert late.failed
     assert "stopped after" in late.said
     until = time.monotonic() + 20  # they are killed, which takes them a moment
     while any(map(alive, map(int, pids.read_text().split()))):
         assert time.monotonic() < until
         time.sleep(0.01)
-    fine = suite.run(suite.Script("fine", 1), False, None)
+    fine = suite.run("fine", 1, (), False, None)
     assert not fine.failed
     assert fine.left_out == ["a peer: left out: too slow."]
     assert "a peer: left out: too slow." in capfd.readouterr().err
@@ -120,8 +120,8 @@ def load(name: str) -> ModuleType:
 PAGES = """
 import sys
 from pathlib import Path
-from table import table
-from targets import page
+from report.table import table
+from report.targets import page
 
 for name in ("all", "none"):
     folder = Path(sys.argv[1]) / name
@@ -149,16 +149,18 @@ def test_every_target_and_every_row_is_told_from_the_results(tmp_path: Path) -> 
 
 
 WRITTEN = """
-from pathlib import Path
-from summary import behind, markdown, summarise
-from table import RESULTS, short_table, table
+from report.results import BENCHMARKS, RESULTS
+from report.summary import behind, markdown, summarise
+from report.table import scripts, short_table, table
+from report.targets import page
 
 found, _ = summarise(RESULTS)
-root = RESULTS.parents[1]
 assert (RESULTS / "summary.md").read_text() == markdown(found)
 assert (RESULTS / "behind.md").read_text() == behind(found)
-assert table(RESULTS) in (root / "docs" / "benchmarks.md").read_text()
-assert short_table(RESULTS) in (root / "README.md").read_text()
+assert (RESULTS / "targets.md").read_text() == page(RESULTS)
+assert table(RESULTS) in (BENCHMARKS.parent / "docs" / "benchmarks.md").read_text()
+assert short_table(RESULTS) in (BENCHMARKS.parent / "README.md").read_text()
+assert scripts() in (BENCHMARKS / "README.md").read_text()
 print("all as written")
 """
 
@@ -184,6 +186,27 @@ def test_bold_is_a_win_and_nothing_behind_is_left_out() -> None:
     assert min(cells) >= 0.95
     assert f"{min(lost):.3g}" in {value.rstrip("0") for value in listed}
     assert min(map(float, re.findall(r"\| \**([\d.]+) x", readme))) == min(lost)  # the worst of all is in the README
+
+
+DECLARED = """
+from report.questions import QUESTIONS, asks, declared
+from report.results import BENCHMARKS
+
+there = {str(path.relative_to(BENCHMARKS).with_suffix("")) for path in BENCHMARKS.rglob("*.py") if "\\nREPORT = " in path.read_text()}
+assert there == set(QUESTIONS), there ^ set(QUESTIONS)
+assert len(there) > 30
+for question in QUESTIONS:
+    report = declared(question)
+    assert len(asks(question)) > 30
+    assert report.charts or "resume" in question, question
+print("all declared")
+"""
+
+
+def test_each_question_declares_what_it_says_and_is_read_without_its_peers() -> None:
+    imports = "import sys\nfor name in ('lhotse', 'datasets', 'trl', 'sklearn', 'lightning', 'loaderkit'): sys.modules[name] = None\n"
+    done = python("-c", imports + DECLARED)
+    assert done.stdout == "all declared\n", done.stderr[-3000:]
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -335,7 +335,7 @@ def test_a_sharded_pretraining_that_was_killed_resumes_on_other_ranks(tmp_path: 
     pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install '.[examples]'")
     script = (EXAMPLES / "pretrain.py", "--steps", "40")
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    two = (*launcher, SUPPORT / "run_unfinalized.py", *script)
+    two = (*launcher, SUPPORT / "runs" / "run_unfinalized.py", *script)
     killed = run(tmp_path, *two, "--kill-after", "30", code=1, fresh=True)
     assert "killed after step 30" in killed
     shutil.copytree(tmp_path / "runs" / "pretrain", tmp_path / "one")

@@ -6,6 +6,7 @@ import pytest
 from scripts import run
 
 TESTS_FOLDER = Path(__file__).parents[1]
+SUPPORT = ":".join(map(str, sorted((TESTS_FOLDER / "support").iterdir())))
 TESTS = """
 import threading
 import time
@@ -63,7 +64,7 @@ import sys
 
 import pytest
 
-sys.path.append(sys.argv[1])
+sys.path += sys.argv[1].split(":")
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[2:]]))
 """
 
@@ -75,7 +76,7 @@ def test_a_failed_test_that_keeps_its_loader_ends_it(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(MAIN)
     engines, tests = ("threads", "ring", "torch"), ("test_fails", "test_comes_after")
     names = [f"test_both.py::{test}[{engine}]" for engine in engines for test in tests]
-    output = run(tmp_path, "main.py", TESTS_FOLDER / "support", *names, code=1)
+    output = run(tmp_path, "main.py", SUPPORT, *names, code=1)
     assert "3 failed, 3 passed" in output, output
 
 
@@ -85,6 +86,6 @@ def test_a_process_that_aborts_fails_its_test_although_its_children_live_on(tmp_
     (tmp_path / "conftest.py").write_text((TESTS_FOLDER / "conftest.py").read_text())
     (tmp_path / "test_aborts.py").write_text(ABORTS)
     (tmp_path / "main.py").write_text(MAIN)
-    output = run(tmp_path, "main.py", TESTS_FOLDER / "support", "-n", "1", code=1, fresh=True)
+    output = run(tmp_path, "main.py", SUPPORT, "-n", "1", code=1, fresh=True)
     assert "crashed while running 'test_aborts.py::test_aborts'" in output
     assert "1 failed, 1 passed" in output

@@ -5,6 +5,7 @@ import graphlib
 import inspect
 import pickle
 import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -145,6 +146,13 @@ def test_only_the_root_and_public_packages_list_names() -> None:
 def test_the_package_has_no_asserts(file: Path) -> None:
     """They vanish under -O, and say nothing of the way out."""
     assert not [node.lineno for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Assert)]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_each_ignored_type_says_why(file: Path) -> None:
+    """`# type: ignore[code]  # reason`: what mypy cannot see, in a few words."""
+    ignored = [line for line in file.read_text().splitlines() if "type: ignore" in line]
+    assert [line for line in ignored if not re.search(r"# type: ignore\[[a-z, -]+\]  # \S.{6,}$", line)] == []
 
 
 IMPORT = """

@@ -39,6 +39,14 @@ def test_scripts_without_large_libraries_import_none() -> None:
     """Else each of their processes would be as dear as those of the other part."""
     code = f"import sys; import warmed_core; print(sorted(set(sys.modules) & {set(frameworks.LARGE)!r}))"
     found = subprocess.run(
-        [sys.executable, "-c", code], cwd=TESTS / "support", capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], cwd=TESTS / "support" / "runs", capture_output=True, text=True, check=True
     )
     assert found.stdout == "[]\n"
+
+
+def test_the_helpers_lie_in_four_folders_with_names_of_their_own() -> None:
+    """All folders are on the path, so two helpers of one name would hide each other."""
+    helpers = list((TESTS / "support").rglob("*.py"))
+    assert {helper.parent.name for helper in helpers} == {"checks", "data", "runs", "stand_ins"}
+    assert {helper.parents[1].name for helper in helpers} == {"support"}
+    assert len({helper.name for helper in helpers}) == len(helpers) > 50

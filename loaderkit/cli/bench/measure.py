@@ -293,7 +293,7 @@ class TimedCollate:
     def __init__(self, collate: Callable[..., Any]) -> None:
         self._collate, self.seconds = collate, 0.0
         if takes_batches(collate):
-            self.collate_batch = lambda *given: self._call(collate.collate_batch, *given)  # type: ignore[attr-defined]
+            self.collate_batch = lambda *given: self._call(collate.collate_batch, *given)  # type: ignore[attr-defined]  # `takes_batches` has asked
 
     def __call__(self, samples: Any) -> Any:
         return self._call(self._collate, samples)
@@ -373,7 +373,7 @@ def _transport(subject: Subject, engines: list[str], batch: Any, seconds: float)
             collate_fn=copy_batch,
             num_workers=1,
             prefetch_factor=1,  # no batch is made ahead
-            engine=engine,  # type: ignore[arg-type]
+            engine=engine,  # type: ignore[arg-type]  # one of the engines
             multiprocessing_context=subject.config.multiprocessing_context,
         )
         try:

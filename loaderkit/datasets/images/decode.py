@@ -83,7 +83,7 @@ def decode_pictures_on(
 
     Raises:
         ValueError: If a picture is too large, or no decoder can read it.
-        RuntimeError: If torchvision has no nvJPEG.
+        RuntimeError: If torchvision is not installed, or has no nvJPEG.
     """
     if device.type != "cuda":
         views = [memoryview(content) for content in contents]
@@ -101,7 +101,9 @@ def decode_pictures_on(
 def _decode_by_nvjpeg(contents: Sequence[bytes], device: torch.device) -> list[Tensor]:
     decode = _find_operator("decode_jpegs_cuda")
     if decode is None:
-        raise RuntimeError("torchvision has no nvJPEG: install its build for CUDA, or decode on the CPU.")
+        raise RuntimeError(
+            "torchvision is missing or has no nvJPEG: install its build for CUDA (extra 'images'), or decode on the CPU."
+        )
     tensors = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in contents]
     pictures: list[Tensor] = decode(tensors, _RGB, device)
     return pictures

@@ -1,5 +1,6 @@
 """torchvision's datasets by name, and pictures of one size."""
 
+import importlib
 import inspect
 import os
 from collections.abc import Callable, Mapping
@@ -9,6 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+_FUNCTIONAL, _SIZE = "transforms.v2.functional", "ImageDataModule: size="
+
+
+def torchvision_module(name: str, wanted_by: str) -> Any:
+    """Import a module of torchvision; raise an ImportError that names who needs it, and the extra."""
+    try:
+        return importlib.import_module(f"torchvision.{name}")
+    except ImportError as error:
+        raise ImportError(
+            f"{wanted_by} needs torchvision: pip install '.[images]' in a checkout of loaderkit."
+        ) from error
 
 
 class LabelledPictures:
@@ -40,9 +53,11 @@ class ToSize:
     size: tuple[int, int]
     then: Callable[[Any], Any] | None = None
 
-    def __call__(self, picture: Tensor) -> Any:
-        from torchvision.transforms.v2 import functional
+    def __post_init__(self) -> None:
+        torchvision_module(_FUNCTIONAL, _SIZE)  # else its absence would show in a worker
 
+    def __call__(self, picture: Tensor) -> Any:
+        functional = torchvision_module(_FUNCTIONAL, _SIZE)
         height, width = picture.shape[-2:]
         factor = max(self.size[0] / height, self.size[1] / width)
         covering = [max(self.size[0], round(height * factor)), max(self.size[1], round(width * factor))]
@@ -52,8 +67,7 @@ class ToSize:
 
 def torchvision_kind(name: str) -> Any:
     """Return torchvision's dataset class of this name, or raise a ValueError."""
-    from torchvision import datasets
-
+    datasets = torchvision_module("datasets", "ImageDataModule: dataset=")
     kind = getattr(datasets, name, None) if name in datasets.__all__ else None
     if not inspect.isclass(kind):
         known = ", ".join(sorted(datasets.__all__))

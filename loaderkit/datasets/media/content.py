@@ -26,7 +26,7 @@ def open_content(content: Content, storage: Storage | None = None) -> Iterator[B
         ValueError: If it is shorter than it says.
     """
     is_place = isinstance(content, str | os.PathLike)
-    file = open_file(os.fspath(content), storage) if is_place else io.BytesIO(content)  # type: ignore[arg-type]
+    file = open_file(os.fspath(content), storage) if is_place else io.BytesIO(content)  # type: ignore[arg-type]  # `is_place` says which it is
     with file:
         _check_riff(file)
         yield file

@@ -94,7 +94,7 @@ class SharedDict(Mapping[K, V]):
                 break
             row = int(self._rows[place])
             if self._keys.read_one(row) == key:
-                return self._values.read_one(row)  # type: ignore[no-any-return]
+                return self._values.read_one(row)  # type: ignore[no-any-return]  # what was packed comes back
         raise KeyError(key)
 
     def __iter__(self) -> Iterator[K]:

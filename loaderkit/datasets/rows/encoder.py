@@ -35,7 +35,7 @@ class EncodedDataset(NamedRows[Sample]):
 
     @functools.cached_property
     def _encoder(self) -> str:
-        return str(self.transform.fingerprint())  # type: ignore[attr-defined]
+        return str(self.transform.fingerprint())  # type: ignore[attr-defined]  # each encoder has one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,7 +190,7 @@ class RowDataset(EncodedDataset[dict[str, Any]]):
 
     def counted(self) -> EncodedDataset[int]:
         """Return a dataset of the numbers of tokens: what `measure_lengths` reads instead of the samples."""
-        return EncodedDataset(self.dataset, _Count(self.transform))  # type: ignore[arg-type]
+        return EncodedDataset(self.dataset, _Count(self.transform))  # type: ignore[arg-type]  # it is called as a transform is
 
 
 def records_of(source: Any, owner: str) -> Any:

@@ -131,7 +131,7 @@ class TokenDataset(MappedDataset):
             else:
                 if self._bare and _declared(file) is not None:
                     raise ShardError(f"{shard}: has a header of llm.c, which declares its dtype. Leave dtype= out.")
-                flat = np.asarray(np.memmap(file, dtype=self.dtype, mode="r", offset=self._starts.get(shard, 0)))  # type: ignore[call-overload]
+                flat = np.asarray(np.memmap(file, dtype=self.dtype, mode="r", offset=self._starts.get(shard, 0)))  # type: ignore[call-overload]  # numpy's stub wants a dtype that is known before the run
         is_short = len(flat) < self.length
         windows = flat[:0].reshape(0, self.length) if is_short else sliding_window_view(flat, self.length)
         tiles = flat[: len(flat) // self.length * self.length].reshape(-1, self.length)

@@ -68,7 +68,7 @@ class Runtime:
     """CUDA's runtime for the device that copies. Without a current device the calls would use memory of the first one."""
 
     def __init__(self, device: torch.device) -> None:
-        self._cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        self._cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch has no types for it
         self._device = device
 
     def register(self, address: int, size: int) -> int:

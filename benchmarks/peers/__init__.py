@@ -1,0 +1,1 @@
+"""The peers, one file each, and the questions that they answer together."""

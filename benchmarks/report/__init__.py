@@ -1,0 +1,1 @@
+"""Tables, targets and pictures, written from the CSV files of the scripts."""
