@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -26,99 +27,9 @@ from report.results import RESULTS
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples" / "fields"
 TIMEOUT_S = 600
-CV2 = "opencv-python-headless==5.0.0.93"
-PACKAGES: dict[str, tuple[str, ...]] = {
-    "monai": ("monai==1.6.1",),
-    "albumentations": ("albumentations==2.0.8", "albucore==0.0.24", "simsimd==6.5.16", "stringzilla==5.3.2", CV2),
-    "albumentationsx": (
-        "albumentationsx==2.5.1",
-        "albucore==0.3.1",
-        "numkong==7.8.6",
-        "simsimd==6.5.16",
-        "stringzilla==5.3.2",
-        CV2,
-    ),
-    "transformers": (),  # of this environment
-    "braindecode": (
-        "braindecode==1.8.1",
-        "axial-positional-embedding==0.3.12",
-        "colt5-attention==0.11.2",
-        "docstring-inheritance==3.0.0",
-        "einops==0.8.2",
-        "hyper-connections==0.4.11",
-        "linear-attention-transformer==0.19.1",
-        "linformer==0.2.3",
-        "local-attention==1.11.2",
-        "mne==1.13.2",
-        "mne-bids==0.20.0",
-        "pooch==1.9.0",
-        "product-key-memory==0.3.0",
-        "rotary-embedding-torch==0.9.1",
-        "skorch==1.4.0",
-        "tabulate==0.10.0",
-        "torch-einops-utils==0.2.0",
-        "torchaudio==2.11.0",
-        "torchinfo==1.8.0",
-        "wfdb==4.3.1",
-    ),
-    "lhotse": (
-        "lhotse==1.33.0",
-        "audioread==3.1.0",
-        "cytoolz==1.2.0",
-        "intervaltree==3.2.1",
-        "lilcom==1.8.2",
-        "soundfile==0.14.0",
-        "tabulate==0.10.0",
-    ),
-    "kornia": ("kornia==0.9.0", "kornia-rs==0.2.0"),
-    "torchio": (
-        "torchio==1.2.1",
-        "deprecated==1.3.1",
-        "einops==0.8.2",
-        "humanize==4.17.0",
-        "jaxtyping==0.3.11",
-        "nibabel==5.4.2",
-        "simpleitk==2.5.7",
-        "wadler-lindig==0.1.8",
-    ),
-    "timm": ("timm==1.0.31",),
-    "torch_geometric": ("torch-geometric==2.8.1",),
-    "pytorch_forecasting": ("pytorch-forecasting==1.8.0", "scikit-base==1.2.0"),
-    "torchgeo": (
-        "torchgeo==0.8.1",
-        "affine==3.0.1",
-        "click-plugins==1.1.1.2",
-        "cligj==0.7.2",
-        "einops==0.8.2",
-        "geopandas==1.2.0",
-        "kornia==0.9.0",
-        "kornia-rs==0.2.0",
-        "pyogrio==0.13.0",
-        "pyproj==3.7.2",
-        "rasterio==1.4.4",
-        "segmentation-models-pytorch==0.6.0",
-        "shapely==2.2.0",
-        "timm==1.0.31",
-    ),
-    "rdkit": ("rdkit==2026.9.1",),
-    "ultralytics": ("ultralytics==8.4.190", "py-cpuinfo==9.0.0", "ultralytics-thop==2.2.3", CV2),
-}
-SCRIPTS = (  # of examples/fields, with what they need
-    ("medical_volumes_monai", "monai"),
-    ("medical_volumes_torchio", "torchio"),
-    ("images_albumentations", "albumentations"),
-    ("images_albumentations", "albumentationsx"),
-    ("images_kornia", "kornia"),
-    ("graphs", "torch_geometric"),
-    ("speech", "lhotse"),
-    ("time_series", "pytorch_forecasting"),
-    ("eeg", "braindecode"),
-    ("satellite", "torchgeo"),
-    ("molecules", "rdkit"),
-    ("detection_in_memory", "ultralytics"),
-    ("detection_mosaic", "ultralytics"),
-    ("masked_text", "transformers"),
-)
+PINNED = tomllib.loads((HERE / "lib" / "fields.toml").read_text())
+PACKAGES: dict[str, list[str]] = PINNED["packages"]
+SCRIPTS: list[tuple[str, str]] = PINNED["scripts"]  # of examples/fields, with the library that each needs
 
 
 def install(library: str, folder: Path) -> dict[str, str]:
@@ -154,10 +65,7 @@ def compare(name: str, variables: dict[str, str]) -> Row:
         "setting": CASES[name].setting,
     }
     for policy in ("seed", "leave", "own"):
-        row |= {
-            f"{policy}_different": _different(first[policy]),
-            f"{policy}_again": first[policy] == second[policy],
-        }
+        row |= {f"{policy}_different": _different(first[policy]), f"{policy}_again": first[policy] == second[policy]}
         if policy != "own":
             row |= {
                 f"{policy}_without_workers": first[policy] == first[f"{policy}_inline"],

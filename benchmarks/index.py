@@ -52,10 +52,7 @@ for shards in ("tar, below 512 B", "tar, 1 B to 10 KB", "tar, 100 KB and a class
         ),
     )
 REPORT.chart(
-    "Index: CPU seconds for a million samples (less is better)",
-    "cpu_s_per_million",
-    panels=("shards",),
-    log=True,
+    "Index: CPU seconds for a million samples (less is better)", "cpu_s_per_million", panels=("shards",), log=True
 )
 
 

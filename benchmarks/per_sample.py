@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader
 BATCH = 32
 UNSEEDED = f"{LOADER}, draws_nothing"
 BY_HAND = f"{REFERENCE}, seeded by hand"
-LINES = {REFERENCE: "o-", BY_HAND: "o--", LOADER: "o-", UNSEEDED: "o--"}
 TARGET_US = 100
 
 REPORT = Report(minutes=4.5)

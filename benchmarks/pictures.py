@@ -15,21 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from lib.contenders import (
-    NODES,
-    REFERENCE,
-    STATEFUL,
-    Job,
-    by_nodes,
-    by_torch,
-    compare,
-    installed,
-    ours,
-)
+from lib.contenders import NODES, REFERENCE, STATEFUL, Job, by_nodes, by_torch, compare, installed, ours
 from lib.harness import Row, drain, parse_options, record
+from lib.sources import jpegs
 from PIL import Image
 from report.declare import BOTH, LOADER, LOADERS, Report, each, over
-from sklearn.datasets import load_sample_images
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -68,14 +58,7 @@ REPORT.chart(
 
 
 def make_jpegs(count: int) -> list[bytes]:
-    pictures = [Image.fromarray(picture) for picture in load_sample_images().images]
-    draw, found = random.Random(0), []
-    for number in range(count):
-        picture, file = pictures[number % len(pictures)], io.BytesIO()
-        left, top = draw.randrange(picture.width - SIDE), draw.randrange(picture.height - SIDE)
-        picture.crop((left, top, left + SIDE, top + SIDE)).save(file, "JPEG", quality=90)
-        found.append(file.getvalue())
-    return found
+    return [content for content, _ in jpegs(count, SIDE)]
 
 
 class Augmented:

@@ -34,9 +34,7 @@ NETWORKS = {"fast": (0.001, 0.001, 1e10, 1e10), "200 MB/s": (0.03, 0.08, 50e6, 2
 
 REPORT = Report(minutes=8)
 REPORT.chart(
-    "A shard from an object store: CPU seconds a GB (less is better)",
-    "cpu_s_per_gb",
-    panels=("what", "network"),
+    "A shard from an object store: CPU seconds a GB (less is better)", "cpu_s_per_gb", panels=("what", "network")
 )
 
 

@@ -158,9 +158,5 @@ def check(name: str, found: list[int], wanted: list[int]) -> None:
         raise RuntimeError(f"resume: {name} went on with other samples than the uninterrupted run.")
 
 
-def duration(ms: float) -> str:
-    return f"{ms:.1f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
-
-
 if __name__ == "__main__":
     main()

@@ -17,17 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 from lib.apart import Make, interleave_apart
-from lib.contenders import (
-    NODES,
-    REFERENCE,
-    STATEFUL,
-    Job,
-    by_nodes,
-    by_torch,
-    import_peers,
-    installed,
-    ours,
-)
+from lib.contenders import NODES, REFERENCE, STATEFUL, Job, by_nodes, by_torch, import_peers, installed, ours
 from lib.harness import Row, parse_options, record
 from pictures import BATCH, BY_HAND, OWN, Augmented, ByHand, Own, make_jpegs
 from report.declare import LOADER, Report, cell, each, over

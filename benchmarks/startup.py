@@ -15,17 +15,7 @@ from typing import Any
 
 import torch
 from lib.apart import once
-from lib.contenders import (
-    GRAIN,
-    NODES,
-    REFERENCE,
-    RING,
-    STATEFUL,
-    Fetch,
-    IndexBatches,
-    Job,
-    installed,
-)
+from lib.contenders import GRAIN, NODES, REFERENCE, RING, STATEFUL, Fetch, IndexBatches, Job, installed
 from lib.harness import LeftOutError, Row, parse_options, record, spread, tell, turns
 from report.declare import LOADER, Report, cell, each
 from torch import Tensor
@@ -133,11 +123,7 @@ def gaps(loader: Loader, batches: Iterator[Any]) -> Iterator[float]:
 
 def import_all() -> None:
     """Import what the contenders would import when they are first used."""
-    wanted = [
-        "loaderkit.loader.loader",
-        "loaderkit.engine.ring.engine",
-        "loaderkit.engine.torch",
-    ]
+    wanted = ["loaderkit.loader.loader", "loaderkit.engine.ring.engine", "loaderkit.engine.torch"]
     wanted += [name for name, peer in (("torchdata.nodes", NODES), ("grain", GRAIN)) if installed(peer)]
     for name in wanted:
         importlib.import_module(name)

@@ -6,7 +6,6 @@ Both take turns in one process. Times are CPU time. `peers/peers_throughput.py` 
 """
 
 import io
-import random
 import tarfile
 import tempfile
 import time
@@ -18,9 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 from lib.harness import Row, drain, interleave, parse_options, quartiles, ratio, record, spread
-from PIL import Image
+from lib.sources import jpegs
 from report.declare import LOADER, ORDERS, Report, cell, each
-from sklearn.datasets import load_sample_images
 from torch import Tensor
 
 import loaderkit as lk
@@ -52,17 +50,13 @@ REPORT.chart(
 
 
 def write_shards(folder: Path, samples: int) -> list[str]:
-    pictures = [Image.fromarray(picture) for picture in load_sample_images().images]
-    draw = random.Random(0)
+    pictures = jpegs(samples)
     names = [str(folder / f"{shard:03d}.tar") for shard in range(SHARDS)]
     for shard, name in enumerate(names):
         with tarfile.open(name, "w") as archive:
             for number in range(shard, samples, SHARDS):
-                picture = pictures[number % len(pictures)]
-                left, top = draw.randrange(picture.width - 96), draw.randrange(picture.height - 96)
-                file = io.BytesIO()
-                picture.crop((left, top, left + 96, top + 96)).save(file, "JPEG", quality=90)
-                for extension, content in (("cls", str(number % 2).encode()), ("jpg", file.getvalue())):
+                picture, label = pictures[number]
+                for extension, content in (("cls", str(label).encode()), ("jpg", picture)):
                     member = tarfile.TarInfo(f"{number:06d}.{extension}")
                     member.size = len(content)
                     archive.addfile(member, io.BytesIO(content))

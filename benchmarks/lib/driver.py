@@ -19,15 +19,28 @@ IMPORT_S = 180  # some take half a minute, on an idle machine
 Answers = list[dict[str, Any]]  # one for each rank
 
 
-def add_options(parser: argparse.ArgumentParser, known: Sequence[str] = PEERS) -> None:
+def options(description: str | None, known: Sequence[str] = PEERS, **numbers: float) -> argparse.Namespace:
+    """Read the command line of a script over the peers; `numbers` are more options, and their defaults."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small; prints, and writes only where --out says")
+    parser.add_argument("--out", type=Path, help="where results go")
+    parser.add_argument("--logs", type=Path, help="a folder for what the peers print")
     parser.add_argument("--peers", default=",".join(known), help="which, with commas between")
-    parser.add_argument(
-        "--python",
-        action="append",
-        default=[],
-        metavar="PEER=PATH",
-        help="the interpreter of a peer's environment, where it is not this one",
-    )
+    of_peer = "the interpreter of a peer's environment, where it is not this one"
+    parser.add_argument("--python", action="append", default=[], metavar="PEER=PATH", help=of_peer)
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    return parser.parse_args()
+
+
+@contextmanager
+def running(given: argparse.Namespace, known: Sequence[str] = PEERS) -> Iterator[tuple[Path, dict[str, "Peer"]]]:
+    """Start the peers that were asked for and are known; return a folder for their data, and them."""
+    with tempfile.TemporaryDirectory() as folder:
+        logs = given.logs or Path(folder)
+        logs.mkdir(parents=True, exist_ok=True)
+        with started(interpreters(given, known), logs) as peers:
+            yield Path(folder), peers
 
 
 def interpreters(given: argparse.Namespace, known: Sequence[str] = PEERS) -> dict[str, str]:

@@ -173,9 +173,7 @@ def collator(*, seed: int | None) -> Data:
 def braindecode(*, random_state: int | None) -> Data:
     from braindecode.augmentation import Compose, FTSurrogate, GaussianNoise
 
-    augment = Compose(
-        [GaussianNoise(1.0, random_state=random_state), FTSurrogate(0.5, random_state=random_state)],
-    )
+    augment = Compose([GaussianNoise(1.0, random_state=random_state), FTSurrogate(0.5, random_state=random_state)])
     signals, label = torch.randn(1, 8, 256, generator=torch.Generator().manual_seed(0)), torch.zeros(1)
     data = Data(Repeated(lambda: augment(signals, label)[0]))
     data.dataset.parts = (signals[0], 0), augment

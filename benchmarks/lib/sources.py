@@ -16,8 +16,8 @@ def write_sources(folder: Path, sequences: int, pictures: int) -> None:
     (folder / "pictures.pkl").write_bytes(pickle.dumps(jpegs(pictures)))
 
 
-def jpegs(count: int) -> list[tuple[bytes, int]]:
-    """Crop scikit-learn's two sample pictures."""
+def jpegs(count: int, side: int = 96) -> list[tuple[bytes, int]]:
+    """Crop scikit-learn's two sample pictures: files of JPEG, and a class of two."""
     from PIL import Image
     from sklearn.datasets import load_sample_images
 
@@ -25,7 +25,7 @@ def jpegs(count: int) -> list[tuple[bytes, int]]:
     draw, found = random.Random(0), []
     for number in range(count):
         picture, file = sources[number % len(sources)], io.BytesIO()
-        left, top = draw.randrange(picture.width - 96), draw.randrange(picture.height - 96)
-        picture.crop((left, top, left + 96, top + 96)).save(file, "JPEG", quality=90)
+        left, top = draw.randrange(picture.width - side), draw.randrange(picture.height - side)
+        picture.crop((left, top, left + side, top + side)).save(file, "JPEG", quality=90)
         found.append((file.getvalue(), number % 2))
     return found

@@ -8,20 +8,18 @@ rows. `lost` counts tokens that never come, `twice` those that come again. A pee
 a new rank the last one's. What is "tokenized on the way" begins with texts.
 """
 
-import argparse
-import csv
-import re
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from lib.driver import Answers, Peer, add_options, interpreters, started
+from lib.driver import Answers, Peer, options, running
 from lib.packed_documents import Corpus
+from lib.resumes import Table, cells_of, checked, markdown, turned, write
 from report.declare import Report
 from report.results import RESULTS
 
@@ -29,13 +27,8 @@ PEERS = ("loaderkit", "grain", "litdata", "hf", "mosaicml", "energon")
 CORPUS = Corpus(size=600, mean=3, sigma=1, row=64, batch=4, shard=2048)  # one document in eight is longer than a row
 STOP, STOP_EARLY = 31, 15  # odd, so that they are no whole number of rounds
 MANY = 4_000  # batches: more than any epoch has
-FOLDERS = re.compile(r"(?<![\w.:])/(?:[^\s/'\"]+/)+")  # of this run: a reader has no use for them
 TOTAL = sum(CORPUS.lengths())
 Setting = dict[str, Any]
-
-
-class FailedError(Exception):
-    """A peer's own error."""
 
 
 class Way:
@@ -47,12 +40,7 @@ class Way:
 
     def run(self, *, workers: int = 2, world: int = 1, take: int = MANY, state: list[str] | None = None) -> Answers:
         arguments = {"folder": self._folder, "way": self._name, "workers": workers, "take": take, "state": state}
-        answers = self._peer.call("resume_packed", world=world, limit_s=120, **arguments)
-        for answer in answers:
-            if "error" in answer:
-                text = FOLDERS.sub(".../", answer["message"]).removeprefix(f"{answer['error']}: ")
-                raise FailedError(f'{answer["error"]} "{text[:80].strip()}"' if text else str(answer["error"]))
-        return answers
+        return checked(self._peer.call("resume_packed", world=world, limit_s=120, **arguments))
 
     def whole(self, workers: int, world: int) -> Answers:
         if (workers, world) not in self._whole:
@@ -114,67 +102,34 @@ def cases(quick: bool) -> dict[str, Callable[[Way], str]]:
     }
 
 
-def measure(peer: Peer, folder: str, quick: bool) -> dict[str, dict[str, str]]:
+def measure(peer: Peer, folder: str, quick: bool) -> Table:
     """Return the cells of each of a peer's ways."""
     CORPUS.save(folder)
     written = peer.call("write_packed", folder=folder, limit_s=120)[0]
     if "error" in written:
         raise SystemExit(f"{peer.name}: can't write its data: {written}")
-    table: dict[str, dict[str, str]] = {}
+    table: Table = {}
     for name in written["ways"]:
         way = Way(peer, name, folder)
-        found: dict[str, str] = {}
-        for case, row in cases(quick).items():
-            try:
-                found[case] = row(way)
-            except FailedError as error:
-                found[case] = str(error)
-            print(f"{peer.name}: {name}: {case}: {found[case]}", file=sys.stderr, flush=True)
-        table[f"{written.get('name', peer.name)} {peer.version}: {name}"] = found
+        cells = cells_of(f"{peer.name}: {name}", {case: partial(row, way) for case, row in cases(quick).items()})
+        table[f"{written.get('name', peer.name)} {peer.version}: {name}"] = cells
     return table
-
-
-def markdown(found: dict[str, dict[str, str]]) -> str:
-    """Return a table with a line for each way."""
-    names = list(next(iter(found.values())))
-    lines = [f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-    for way, cells in found.items():
-        shown = [f"**{cell}**" if cell == "exact" else cell.replace("|", "/") for cell in cells.values()]
-        lines.append(f"| {way} | {' | '.join(shown)} |")
-    return "\n".join(lines)
 
 
 REPORT = Report(minutes=0)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one row; prints, writes nothing")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where results go")
-    parser.add_argument("--logs", type=Path, help="a folder for what the peers print")
-    add_options(parser, PEERS)
-    given = parser.parse_args()
-    found: dict[str, dict[str, str]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        logs = given.logs or Path(folder)
-        logs.mkdir(parents=True, exist_ok=True)
-        with started(interpreters(given, PEERS), logs) as peers:
-            for key, peer in peers.items():
-                data = Path(folder) / key
-                data.mkdir()
-                found |= measure(peer, str(data), given.quick)
+    given = options(__doc__, PEERS)
+    found: Table = {}
+    with running(given, PEERS) as (folder, peers):
+        for key, peer in peers.items():
+            (folder / key).mkdir()
+            found |= measure(peer, str(folder / key), given.quick)
     text = markdown(found)
     print(text)
-    if given.quick:
-        return
-    given.out.mkdir(parents=True, exist_ok=True)
-    head = "<!-- written by benchmarks/peers/packed_resume.py -->\n\n## Packed rows of tokens"
-    about = "\n\n".join((__doc__ or "").strip().split("\n\n")[1:])
-    (given.out / "packed_resume.md").write_text(f"{head}\n\n{about}\n\n{text}\n")
-    with (given.out / "packed_resume.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["case", *found])
-        writer.writerows([case, *(cells[case] for cells in found.values())] for case in cases(given.quick))
+    if given.out or not given.quick:
+        write("packed_resume", "## Packed rows of tokens", __doc__ or "", text, turned(found), given.out or RESULTS)
 
 
 if __name__ == "__main__":

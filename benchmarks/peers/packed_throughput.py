@@ -14,18 +14,16 @@ median over the rounds of a contender's speed over that of `PackPlan` ("packed")
 `rows_full` and `tokens_used` come from an epoch of its own to the end, which is not timed.
 """
 
-import argparse
 import math
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from lib.driver import Peer, add_options, interpreters, started
+from lib.driver import Peer, options, running
 from lib.harness import Options, Row, ratio, record, tell, turns
 from lib.packed_documents import Corpus
 from report.declare import BOTH, Report, cell, each, fastest, inverse, joined, over
@@ -173,26 +171,14 @@ REPORT.chart(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small data, one round; writes only where --out says")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of an epoch, where it takes longer")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="no round is begun later than this")
-    parser.add_argument("--out", type=Path, help="where results go")
-    parser.add_argument("--logs", type=Path, help="a folder for what the peers print")
-    add_options(parser, PEERS)
-    given = parser.parse_args()
+    given = options(__doc__, PEERS, rounds=5, seconds=1.0, minutes=math.inf)
     rounds, seconds = (1, 0.3) if given.quick else (given.rounds, given.seconds)
     corpus, deadline = SMALL if given.quick else CORPUS, time.monotonic() + 60 * given.minutes
-    with tempfile.TemporaryDirectory() as folder:
-        logs = given.logs or Path(folder)
-        logs.mkdir(parents=True, exist_ok=True)
-        with started(interpreters(given, PEERS), logs) as peers:
-            able = prepare(peers, Path(folder), corpus)
-            rows = measure(able, Path(folder), corpus, rounds=rounds, seconds=seconds, deadline=deadline)
+    with running(given, PEERS) as (folder, peers):
+        able = prepare(peers, folder, corpus)
+        rows = measure(able, folder, corpus, rounds=rounds, seconds=seconds, deadline=deadline)
     rows.sort(key=lambda row: row["kind"])  # stable: by peer, way and workers
-    out = given.out or (None if given.quick else RESULTS)
-    record("packed_throughput", rows, Options(quick=given.quick, out=out))
+    record("packed_throughput", rows, Options(quick=given.quick, out=given.out or (None if given.quick else RESULTS)))
 
 
 if __name__ == "__main__":

@@ -7,44 +7,30 @@ neither; in the rows of the same setting it also means that the batches are thos
 A peer that gives a state for each rank gets them back by rank, a new rank the last one's.
 """
 
-import argparse
-import csv
-import re
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from lib.driver import Answers, Peer, add_options, interpreters, started
+from lib.driver import Answers, Peer, options, running
 from lib.peer_jobs import BATCH, SAMPLES
+from lib.resumes import FailedError, Table, cells_of, checked, markdown, turned, write
 from report.declare import Report
 from report.results import RESULTS, Results, Rows
 
 STOP, STOP_EARLY = 41, 21  # odd, so that they are no whole number of rounds or of larger batches
 MANY = 400  # batches: more than any epoch has
-FOLDERS = re.compile(r"(?<![\w.:])/(?:[^\s/'\"]+/)+")  # of this run: a reader has no use for them
 Setting = dict[str, Any]
-
-
-class FailedError(Exception):
-    """A peer's own error."""
 
 
 def run(peer: Peer, folder: str, setting: Setting, *, take: int = MANY, state: list[str] | None = None) -> Answers:
     base = {"shuffle": False, "workers": 2, "batch": BATCH, **setting}
     world = base.pop("world", 1)
     answers = peer.call("resume", world=world, folder=folder, take=take, state=state, **base)
-    for answer in answers:
-        if "error" in answer:
-            text = FOLDERS.sub(".../", answer["message"]).removeprefix(f"{answer['error']}: ")
-            text = (
-                f'"{text[:80].strip()}"' if text else "without a message" if answer["error"].endswith("Error") else ""
-            )
-            raise FailedError(f"{answer['error']} {text}".strip())
-    return answers
+    return checked(answers, "without a message")
 
 
 def states(answers: Answers) -> list[str]:
@@ -150,23 +136,9 @@ def measure(peer: Peer, folder: str, quick: bool) -> dict[str, str]:
     written = peer.call("write", folder=folder)[0]
     if "error" in written:
         raise SystemExit(f"{peer.name}: can't write its data: {written}")
-    found = {}
-    for name, row in rows(quick).items():
-        try:
-            found[name] = row(peer, folder, written["shards"])
-        except FailedError as error:
-            found[name] = str(error)
-        print(f"{peer.name}: {name}: {found[name]}", file=sys.stderr, flush=True)
-    return found
-
-
-def table(names: list[str], found: dict[str, dict[str, str]], quick: bool) -> str:
-    lines = [f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-    for row in rows(quick):
-        cells = [found[name][row] for name in names]
-        cells = [f"**{cell}**" if cell == "exact" else cell.replace("|", "/") for cell in cells]
-        lines.append(f"| {row} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return cells_of(
+        peer.name, {name: partial(row, peer, folder, written["shards"]) for name, row in rows(quick).items()}
+    )
 
 
 def resumed_cases(results: Results) -> Rows:
@@ -205,34 +177,18 @@ REPORT.line(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two rows; prints, writes nothing")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where results go")
-    parser.add_argument("--logs", type=Path, help="a folder for what the peers print")
-    add_options(parser)
-    given = parser.parse_args()
-    found: dict[str, dict[str, str]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        logs = given.logs or Path(folder)
-        logs.mkdir(parents=True, exist_ok=True)
-        with started(interpreters(given), logs) as peers:
-            for key, peer in peers.items():
-                data = Path(folder) / key
-                data.mkdir()
-                found[f"{peer.name} {peer.version}"] = measure(peer, str(data), given.quick)
-    names = list(found)
-    text = table(names, found, given.quick)
+    given = options(__doc__)
+    found: Table = {}
+    with running(given) as (folder, peers):
+        for key, peer in peers.items():
+            (folder / key).mkdir()
+            found[f"{peer.name} {peer.version}"] = measure(peer, str(folder / key), given.quick)
+    by_case = turned(found)
+    text = markdown(by_case)
     print(text)
-    if given.quick:
-        return
-    given.out.mkdir(parents=True, exist_ok=True)
-    head = "<!-- written by benchmarks/peers/peers_resume.py -->\n\n# Stop in the middle of an epoch, resume in a fresh process"
-    about = "\n\n".join((__doc__ or "").strip().split("\n\n")[1:])
-    (given.out / "peers_resume.md").write_text(f"{head}\n\n{about}\n\n{text}\n")
-    with (given.out / "peers_resume.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["case", *names])
-        writer.writerows([row, *(found[name][row] for name in names)] for row in rows(given.quick))
+    if given.out or not given.quick:
+        title = "# Stop in the middle of an epoch, resume in a fresh process"
+        write("peers_resume", title, __doc__ or "", text, by_case, given.out or RESULTS)
 
 
 if __name__ == "__main__":

@@ -13,20 +13,17 @@ decodes pictures in as many threads as torch has, so that its ratio may exceed 1
 `torch.set_num_threads(1)`.
 """
 
-import argparse
 import math
 import random
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from lib.driver import Peer, add_options, interpreters, started
+from lib.driver import Peer, options, running
 from lib.harness import Options, Row, record
 from lib.sources import write_sources
 from report.declare import BOTH, ORDERS, Report, cell, each, fastest, joined, over
@@ -64,12 +61,7 @@ def prepare(peers: dict[str, Peer], folder: str) -> dict[tuple[str, str], str]:
 
 
 def speeds(
-    peers: dict[str, Peer],
-    names: dict[tuple[str, str], str],
-    folder: str,
-    rounds: int,
-    seconds: float,
-    deadline: float,
+    peers: dict[str, Peer], names: dict[tuple[str, str], str], folder: str, rounds: int, seconds: float, deadline: float
 ) -> list[Row]:
     """Measure every contender in every setting, once a round; what fails or hangs is left out from then on."""
     draw = random.Random(0)
@@ -146,11 +138,7 @@ def median(values: Iterable[float]) -> float:
     return statistics.median(found) if found else float("nan")
 
 
-REPORT = Report(
-    minutes=8,
-    arguments=("--rounds", "3", "--seconds", "0.5", "--minutes", "6"),
-    group="Data on disk",
-)
+REPORT = Report(minutes=8, arguments=("--rounds", "3", "--seconds", "0.5", "--minutes", "6"), group="Data on disk")
 FIRST = "first_epoch_samples_per_s"
 REPORT.target(
     "200,000 token sequences, 0 workers, in order and shuffled: over the bare loop",
@@ -220,29 +208,14 @@ REPORT.chart(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small data, one round; writes only where --out says")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a run, where an epoch takes longer")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="no round is begun later than this")
-    parser.add_argument("--out", type=Path, help="where results go")
-    parser.add_argument("--logs", type=Path, help="a folder for what the peers print")
-    add_options(parser)
-    given = parser.parse_args()
+    given = options(__doc__, rounds=9, seconds=2.0, minutes=math.inf)
     rounds, seconds = (1, 0.3) if given.quick else (given.rounds, given.seconds)
-    pythons = {name: python for name, python in interpreters(given).items() if name in CONTENDERS}
-    folder, begun = Path(tempfile.mkdtemp()), time.monotonic()
-    try:
+    deadline = time.monotonic() + 60 * given.minutes
+    with running(given) as (folder, peers):
         write_sources(folder, *((3_000, 300) if given.quick else (200_000, 5_000)))
-        logs = given.logs or folder
-        logs.mkdir(parents=True, exist_ok=True)
-        with started(pythons, logs) as peers:
-            names = prepare(peers, str(folder))
-            found = speeds(peers, names, str(folder), rounds, seconds, begun + 60 * given.minutes)
-    finally:
-        shutil.rmtree(folder)
-    out = given.out or (None if given.quick else RESULTS)
-    record("peers_throughput", found, Options(quick=given.quick, out=out))
+        names = prepare(peers, str(folder))
+        found = speeds(peers, names, str(folder), rounds, seconds, deadline)
+    record("peers_throughput", found, Options(quick=given.quick, out=given.out or (None if given.quick else RESULTS)))
 
 
 if __name__ == "__main__":

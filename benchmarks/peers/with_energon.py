@@ -83,9 +83,7 @@ def make(setting: Setting) -> Any:
 
 
 resume = resume_job(
-    make,
-    save=lambda loader: loader.save_state_rank(),
-    load=lambda loader, state: loader.restore_state_rank(state),
+    make, save=lambda loader: loader.save_state_rank(), load=lambda loader, state: loader.restore_state_rank(state)
 )
 
 

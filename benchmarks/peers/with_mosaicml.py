@@ -36,10 +36,7 @@ class Numbers(streaming.StreamingDataset):  # type: ignore[misc]
 def make(setting: Setting) -> Any:
     clean_stale_shared_memory()  # by all ranks: they meet there
     data = Numbers(
-        local=str(setting.folder / "mds"),
-        shuffle=setting.shuffle,
-        shuffle_seed=SEED,
-        batch_size=setting.batch,
+        local=str(setting.folder / "mds"), shuffle=setting.shuffle, shuffle_seed=SEED, batch_size=setting.batch
     )
     return streaming.StreamingDataLoader(data, batch_size=setting.batch, num_workers=setting.workers)
 

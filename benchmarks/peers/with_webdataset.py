@@ -37,18 +37,12 @@ def collate(samples: Sequence[Any]) -> Any:
 def make(setting: Setting) -> Any:
     urls = sorted(map(str, (setting.folder / "tar").glob("*.tar")))
     data = webdataset.WebDataset(
-        urls,
-        shardshuffle=False,
-        nodesplitter=webdataset.split_by_node,
-        workersplitter=webdataset.split_by_worker,
+        urls, shardshuffle=False, nodesplitter=webdataset.split_by_node, workersplitter=webdataset.split_by_worker
     )
     if setting.shuffle:  # seeded: by default its shuffle begins with the time
         random.Random(SEED).shuffle(urls)
         data = webdataset.WebDataset(
-            urls,
-            shardshuffle=False,
-            nodesplitter=webdataset.split_by_node,
-            workersplitter=webdataset.split_by_worker,
+            urls, shardshuffle=False, nodesplitter=webdataset.split_by_node, workersplitter=webdataset.split_by_worker
         ).shuffle(200, rng=random.Random(SEED))
     data = data.map(to_sample).batched(setting.batch, collation_fn=collate)
     return StatefulDataLoader(data, batch_size=None, num_workers=setting.workers)

@@ -49,7 +49,10 @@ def picture(chart: Chart, rows: Rows) -> Any:
         said = [in_words(key, value) for key, value in zip(chart.panels, group, strict=True)]
         for column, text in columns.items():
             axes = next(panels)
-            (lines if chart.x else bars)(axes, chart, [row for row in mine if row[column]], column, colours)
+            there = [row for row in mine if row[column]]
+            (lines if chart.x else bars)(axes, chart, there, column, colours)
+            if not chart.x and there == mine and column != next(iter(columns)):
+                axes.set_yticks([])  # the names are at the left of the line
             axes.set_title(", ".join([text, *said] if text else said), loc="left", fontsize=9)
             if chart.mark is not None:
                 (axes.axhline if chart.x else axes.axvline)(
@@ -67,7 +70,10 @@ def picture(chart: Chart, rows: Rows) -> Any:
 def bars(axes: Any, chart: Chart, rows: Rows, column: str, colours: dict[str, str]) -> None:
     names, values = [label(row, chart) for row in rows], [float(row[column]) for row in rows]
     drawn = axes.barh(range(len(rows)), values, color=[colours[name] for name in names])
-    shown = [f" {value:,.0f}" if value >= 1000 else f" {value:.3g}" for value in values]
+    shown = [
+        f" {value / 1e6:.3g} M" if value >= 1e6 else f" {value:,.0f}" if value >= 1e3 else f" {value:.3g}"
+        for value in values
+    ]
     axes.bar_label(drawn, shown, fontsize=7, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.3})
     axes.set_yticks(range(len(rows)), names, fontsize=7)
     axes.invert_yaxis()
@@ -93,7 +99,7 @@ def label(row: dict[str, str], chart: Chart) -> str:
 
 def in_words(key: str, value: str) -> str:
     if key in ("workers", "leaves"):
-        return f"{value} {key}"
+        return f"{value} {'tensors' if key == 'leaves' else key}"
     return f"{key.replace('_', ' ')} {value}" if value.replace(".", "").isdigit() else value
 
 

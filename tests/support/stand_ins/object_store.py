@@ -217,9 +217,7 @@ def _send(
     writer: asyncio.StreamWriter, request: Request, status: str, content: bytes, headers: dict[str, str] | None = None
 ) -> None:
     _send_head(
-        writer,
-        status,
-        {"Content-Type": "application/xml", "Content-Length": str(len(content)), **(headers or {})},
+        writer, status, {"Content-Type": "application/xml", "Content-Length": str(len(content)), **(headers or {})}
     )
     if request.method != "HEAD":
         writer.write(content)
