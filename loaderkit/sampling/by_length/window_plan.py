@@ -57,7 +57,7 @@ class WindowPlan(Plan):
     rules: ClassVar[Mapping[str, Rule]]  # for each number of the geometry, its name and what it may be in a state
 
     def __init__(
-        self, lengths: npt.ArrayLike, *, window: int | None, shuffle: bool, seed: int, order: Order | None, tail: Tail
+        self, lengths: "npt.ArrayLike", *, window: int | None, shuffle: bool, seed: int, order: Order | None, tail: Tail
     ) -> None:
         name = type(self).__name__
         self.lengths = as_lengths(lengths, name)
