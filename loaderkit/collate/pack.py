@@ -135,7 +135,10 @@ class PackCollate:
     def _pack(self, columns: Mapping[Any, Any], bounds: Int64Array) -> dict[str, Any]:
         missing = [name for name in (self.tokens, *self.fields) if name not in columns]
         if missing:
-            raise KeyError(f"PackCollate: the samples have fields {list(columns)}, wanted {missing} too.")
+            raise KeyError(
+                f"PackCollate: the samples have fields {list(columns)}, wanted {missing} too. Name the field of the tokens by "
+                "tokens=, and other fields with a value for each token by fields=."
+            )
         sequences = sequences_of(columns[self.tokens], self.tokens, "PackCollate")
         layout = _Layout(sequences.lengths, bounds, self._steps(sequences.lengths, bounds))
         tokens = self._row_by_row(sequences, layout, self.pad_value, self.dtype)

@@ -52,7 +52,7 @@ class PieceDataset(DeclaresDraws):
         dataset: MapStyle,
         length: int,
         *,
-        lengths: npt.ArrayLike | None = None,
+        lengths: "npt.ArrayLike | None" = None,
         fields: Sequence[Any] = ("tokens",),
     ) -> None:
         check_integer("PieceDataset", "length", length, 1)

@@ -57,12 +57,17 @@ class Downloads:
         return self.hits / self.opened if self.opened else None
 
     def __str__(self) -> str:
-        said = f"{self.bytes_per_s / 1e6:,.1f} MB/s ({self.size_bytes / 1e6:,.0f} MB so far)"
+        said = f"{_size(self.bytes_per_s, 1)}/s ({_size(self.size_bytes, 0)} so far)"
         if self.opened:
             said += f", {self.hit_rate:.0%} of {self.opened:,} openings from the cache"
         if self.shards_ahead is not None:
             said += f", {self.shards_ahead} shard{'s' * (self.shards_ahead != 1)} ahead"
         return said
+
+
+def _size(count: float, digits: int) -> str:
+    """Return a number of bytes in MB, and in KB if there is less than one."""
+    return f"{count / 1e6:,.{digits}f} MB" if count >= 1e6 or not count else f"{count / 1e3:,.{digits}f} KB"
 
 
 class DownloadMeter:

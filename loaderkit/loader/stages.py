@@ -192,6 +192,11 @@ class Stages(Plan):
         self.stages = list(stages)
         if not self.stages or not all(isinstance(stage, Stage) for stage in self.stages):
             raise ValueError(f"Stages: stages is {stages!r:.200}, wanted a list of at least one lk.Stage.")
+        if not isinstance(sources, Mapping):
+            raise TypeError(
+                f"Stages: sources is a {type(sources).__name__}, wanted a dict with a name for each dataset, such as "
+                "{'web': web, 'books': books}. Stages name their sources."
+            )
         check_integer("Stages", "window", window, 1)
         if tail not in ("keep", "drop"):
             raise ValueError(

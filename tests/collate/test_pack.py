@@ -201,7 +201,9 @@ def test_settings_and_samples_out_of_range_are_refused() -> None:
         lk.PackCollate(labels="all")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="fields has 'labels' too"):
         lk.PackCollate(fields={"labels": 0})
-    with pytest.raises(KeyError, match=r"fields \['x'\], wanted \['tokens'\] too"):
+    with pytest.raises(
+        KeyError, match=r"fields \['x'\], wanted \['tokens'\] too. Name the field of the tokens by tokens="
+    ):
         lk.PackCollate()([{"x": [1]}])
     with pytest.raises(KeyError, match="a field 'cu_seqlens', which packing adds"):
         lk.PackCollate()([{"tokens": [1], "cu_seqlens": 1}])

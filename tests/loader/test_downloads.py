@@ -1,6 +1,7 @@
 """What a loader says of its downloads is what the store has sent, whoever downloads; without remote data it says nothing."""
 
 import pickle
+import re
 import time
 import warnings
 from collections.abc import Iterator
@@ -125,9 +126,19 @@ def test_it_is_shown_for_remote_data(store: SlowStore, tmp_path: Path) -> None:
         str(loader.describe()).splitlines()[-1],
         str(pickle.loads(pickle.dumps(loader)).downloads),
     ):
-        assert "MB/s (" in text
+        assert re.search(r"[MK]B/s \(", text)
         assert " openings from the cache" in text
     assert monitor.summary().remedy.startswith("Only 0% of the shards were in the cache")
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "said"),
+    [(0, "0 MB"), (900, "1 KB"), (105_937, "106 KB"), (999_400, "999 KB"), (1_000_000, "1 MB"), (12_000_000, "12 MB")],
+)
+def test_little_is_not_said_to_be_nothing(size_bytes: int, said: str) -> None:
+    text = str(lk.Downloads(size_bytes=size_bytes, bytes_per_s=size_bytes / 10))
+    assert text.endswith(f"({said} so far)")
+    assert text.startswith("0.0") == (size_bytes == 0)
 
 
 class Step(pl.LightningModule):

@@ -518,6 +518,7 @@ class InShards(list[int]):
         (lambda: Stage({"a": (1, -1)}, 4, samples=4), ValueError, r"the weight of 'a' is \(1, -1\), wanted"),
         (lambda: Stage({"a": (0, 1)}, 4, samples=4), ValueError, "all weights are 0 at the stage's start"),
         (lambda: Stages([], {"a": 4}), ValueError, r"stages is \[\], wanted a list of at least one"),
+        (lambda: Stages([Stage("a", 2, samples=4)], [range(4)]), TypeError, r"sources is a list, wanted a dict .* such as \{'web'"),  # type: ignore[arg-type]
         (lambda: one({"a": 4}, window=0), ValueError, "window is 0"),
         (lambda: one({"a": 4}, tail="pad"), ValueError, "tail is 'pad', wanted 'keep' or 'drop'"),
         (lambda: one({"books": 4}, weights="boks"), ValueError, "stage 0 names the source 'boks'.* Did you mean 'books'"),

@@ -3,6 +3,7 @@
 import doctest
 import inspect
 import os
+import re
 import sys
 from operator import attrgetter
 from pathlib import Path
@@ -66,6 +67,16 @@ def run_examples(name: str, value: Any) -> None:
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     runner.run(test, out=output.append)
     assert not runner.failures, "".join(output)
+
+
+@pytest.mark.parametrize("name", [name for name, value in DOCUMENTED.items() if callable(value)])
+def test_a_signature_shows_no_private_type(name: str) -> None:
+    """`help()` writes a union out, such as the one that is numpy's ArrayLike, and nobody can read that."""
+    try:
+        shown = str(inspect.signature(DOCUMENTED[name]))
+    except ValueError:  # a type alias
+        return
+    assert not re.search(r"\b_[A-Z]\w+|\._[a-z]\w+\._", shown), shown
 
 
 @pytest.mark.parametrize("name", [name for name in lk.__all__ if name != "DECODERS"])

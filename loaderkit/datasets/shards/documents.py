@@ -68,7 +68,7 @@ class DocumentDataset(ShardedDataset):
         self,
         urls: Urls,
         *,
-        dtype: npt.DTypeLike | None = None,
+        dtype: "npt.DTypeLike | None" = None,
         transform: Callable[[Any], Any] | None = None,
         max_open: int = 1024,
         storage: Storage | None = None,

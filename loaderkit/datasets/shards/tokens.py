@@ -74,7 +74,7 @@ class TokenDataset(MappedDataset):
         urls: Urls,
         *,
         length: int,
-        dtype: npt.DTypeLike | None = None,
+        dtype: "npt.DTypeLike | None" = None,
         stride: int | None = None,
         remainder: Literal["drop", "keep"] = "drop",
         transform: Callable[[Any], Any] | None = None,

@@ -101,7 +101,7 @@ class PatchDataset(DeclaresDraws):
         overlap: int | Sequence[int] | None = None,
         sampler: Callable[[Any], Iterable[Any]] | None = None,
         fields: Sequence[Any] | None = None,
-        shapes: npt.ArrayLike | None = None,
+        shapes: "npt.ArrayLike | None" = None,
         transform: Callable[[Any], Any] | None = None,
         locations: bool | None = None,
         seed: int = 0,
@@ -246,7 +246,7 @@ class PatchDataset(DeclaresDraws):
             )
         return list(itertools.product(*grid))
 
-    def _shapes(self, given: npt.ArrayLike | None) -> list[Shape]:
+    def _shapes(self, given: "npt.ArrayLike | None") -> list[Shape]:
         """Return the spatial shape of each volume."""
         count, axes = len(self.volumes), len(self.size)
         if given is None:

@@ -14,7 +14,7 @@ TAILS: tuple[Tail, ...] = get_args(Tail)
 TOO_LONG: tuple[TooLong, ...] = get_args(TooLong)
 
 
-def as_lengths(lengths: npt.ArrayLike, name: str) -> Int64Array:
+def as_lengths(lengths: "npt.ArrayLike", name: str) -> Int64Array:
     """Return lengths as an array (N,) int64.
 
     Raises:

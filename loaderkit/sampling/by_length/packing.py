@@ -61,7 +61,7 @@ class PackPlan(WindowPlan):
 
     def __init__(
         self,
-        lengths: npt.ArrayLike,
+        lengths: "npt.ArrayLike",
         row_length: int,
         batch_size: int = 1,
         *,

@@ -51,7 +51,7 @@ class LengthBuckets(WindowPlan):
 
     def __init__(
         self,
-        lengths: npt.ArrayLike,
+        lengths: "npt.ArrayLike",
         batch_size: int,
         *,
         window: int | None = None,
@@ -140,7 +140,7 @@ class TokenBudget(WindowPlan):
 
     def __init__(
         self,
-        lengths: npt.ArrayLike,
+        lengths: "npt.ArrayLike",
         max_tokens: int,
         *,
         window: int | None = None,

@@ -61,7 +61,7 @@ class WindowPlan(Plan):
     lengths: Int64Array
 
     def __init__(
-        self, lengths: npt.ArrayLike, *, window: int | None, shuffle: bool, seed: int, order: Order | None, tail: Tail
+        self, lengths: "npt.ArrayLike", *, window: int | None, shuffle: bool, seed: int, order: Order | None, tail: Tail
     ) -> None:
         name = type(self).__name__
         self.lengths = as_lengths(lengths, name)
