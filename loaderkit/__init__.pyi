@@ -94,6 +94,7 @@ from .loader.stages import Stages as Stages
 from .loader.step_log import StepLog as StepLog
 from .loader.streams.state import merge_states as merge_states
 from .monitor import DataWaitMonitor as DataWaitMonitor
+from .sampling.by_length.balance import AttentionCost as AttentionCost
 from .sampling.by_length.packing import PackPlan as PackPlan
 from .sampling.by_length.plans import LengthBuckets as LengthBuckets
 from .sampling.by_length.plans import TokenBudget as TokenBudget
