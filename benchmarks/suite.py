@@ -51,6 +51,7 @@ SCRIPTS = (
     Script("collate", 1),
     Script("text", 2.5),
     Script("packing", 8),
+    Script("balance", 6),
     Script("peers/packed_throughput", 7, ("--minutes", "5")),
     Script("tokenising", 6),
     Script("chats", 6),
