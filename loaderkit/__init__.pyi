@@ -94,6 +94,7 @@ from .loader.streams.state import merge_states as merge_states
 from .monitor.monitor import DataWaitMonitor as DataWaitMonitor
 from .reading.lengths import measure_lengths as measure_lengths
 from .reading.pipeline import Pipeline as Pipeline
+from .sampling.by_length.balance import AttentionCost as AttentionCost
 from .sampling.by_length.packing import PackPlan as PackPlan
 from .sampling.by_length.plans import LengthBuckets as LengthBuckets
 from .sampling.by_length.plans import TokenBudget as TokenBudget

@@ -12,7 +12,17 @@ from report.results import BENCHMARKS
 QUESTIONS = (
     *("rows", "per_sample", "pictures", "cached", "media", "seeding", "large", "tokens", "stragglers", "transport"),
     *("startup", "memory", "peers/peers_throughput", "tar", "order", "resume", "shard_order", "collate", "text"),
-    *("packing", "peers/packed_throughput", "tokenising", "chats", "data_wait", "index", "cloud", "cloud_cases"),
+    *(
+        "balance",
+        "packing",
+        "peers/packed_throughput",
+        "tokenising",
+        "chats",
+        "data_wait",
+        "index",
+        "cloud",
+        "cloud_cases",
+    ),
     *("ranges", "hedging", "device", "peers/peers_resume", "peers/packed_resume"),
 )
 

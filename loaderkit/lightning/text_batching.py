@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, Literal, get_args
 
 from loaderkit.loader.config import LoaderConfig
+from loaderkit.sampling.by_length.balance import AttentionCost
 from loaderkit.sampling.by_length.packing import PackPlan
 from loaderkit.sampling.by_length.plans import LengthBuckets, TokenBudget
 from loaderkit.sampling.plan import Plan
@@ -27,6 +28,7 @@ class TextBatching:
         max_tokens: Largest number of tokens in a batch, including padding.
         window: Number of texts that are arranged by length together. Default: half of the texts, at
             least 1,024 and at most 32,768.
+        balance: What a text costs the model, so that the batches of a step cost about the same on all ranks.
 
     Raises:
         ValueError: If a setting is out of range, missing, or does not apply to `how`.
@@ -43,6 +45,7 @@ class TextBatching:
     max_length: int | None = None
     max_tokens: int | None = None
     window: int | None = None
+    balance: AttentionCost | None = None
 
     def __post_init__(self) -> None:
         check_choice("TextBatching", "how", self.how, get_args(How))
@@ -52,6 +55,10 @@ class TextBatching:
             )
         if self.how in ("packed", "windows") and self.max_length is None:
             raise ValueError(f"TextBatching: how={self.how!r} needs max_length=, the number of tokens in a row.")
+        if self.balance is not None and self.how in ("random", "windows"):
+            raise ValueError(
+                f"TextBatching: how={self.how!r} and balance={self.balance}; wanted 'buckets', 'budget' or 'packed' for it."
+            )
         for name, number, least in (("max_length", self.max_length, 2), ("max_tokens", self.max_tokens, 1)):
             if number is not None:
                 check_integer("TextBatching", name, number, least)
@@ -63,6 +70,7 @@ class TextBatching:
             "shuffle": shuffle,
             "seed": loader.seed,
             "tail": loader.tail_policy,
+            "balance": self.balance,
         }
         if self.how == "buckets":
             return LengthBuckets(lengths, loader.batch_size or 1, **more)

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 Int64Array = npt.NDArray[np.int64]
+Float64Array = npt.NDArray[np.float64]
 UInt64Array = npt.NDArray[np.uint64]
 
 

@@ -89,6 +89,16 @@ def test_a_language_model_learns_each_token_once(how: Any, max_length: int) -> N
         assert torch.equal(batch["tokens_lengths"], learnt if how == "windows" else learnt + 1)
 
 
+def test_batches_cost_alike_if_the_model_says_what_a_text_costs() -> None:
+    cost = lk.AttentionCost(64)
+    for how in ("packed", "buckets"):
+        batching = TextBatching(how=how, max_length=128, balance=cost)  # type: ignore[arg-type]
+        data = TextDataModule({"text": TEXTS}, splits={"train": 1}, batching=batching)
+        plan = data.train_dataloader().config.plan
+        assert isinstance(plan, lk.PackPlan | lk.LengthBuckets)
+        assert plan.balance == cost
+
+
 def test_splits_share_no_text_and_stay_when_texts_are_added() -> None:
     twice = [*TEXTS, *TEXTS, "new", "newer"]
     config: Any = {"splits": {"train": 0.6, "val": 0.2, "test": 0.2}, "end_token": 0}
@@ -213,6 +223,7 @@ def test_a_training_resumes_with_the_batches_that_were_left(tmp_path: Path, how:
         ({"batching": {"max_length": 1}}, "wanted an integer of at least 2"),
         ({"batching": {"max_length": 8.5}}, "max_length is 8.5, wanted an integer"),
         ({"batching": {"how": "budget", "max_tokens": 0}}, "max_tokens is 0, wanted an integer of at least 1"),
+        ({"batching": {"how": "random", "balance": lk.AttentionCost(64)}}, "wanted 'buckets', 'budget' or 'packed'"),
         ({"vocab_size": "50"}, "vocab_size is '50', wanted an integer"),
         ({"end_token": -1}, "end_token is -1, wanted an integer of at least 0"),
         ({"pad_token": None}, "pad_token is None, wanted an integer of at least 0"),

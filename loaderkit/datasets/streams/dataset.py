@@ -12,6 +12,7 @@ import torch
 import torch.utils.data as torch_data
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
+from loaderkit.datasets.streams.balanced import Balanced
 from loaderkit.datasets.streams.batch import Batches
 from loaderkit.datasets.streams.filter import FilteredLane
 from loaderkit.datasets.streams.lane import Lane, LaneReader, LaneSpec, Place, ShardShare, are_counts
@@ -20,6 +21,7 @@ from loaderkit.datasets.streams.samples import Step, transform_samples
 from loaderkit.datasets.streams.shuffle import Windows
 from loaderkit.datasets.streams.take import Part
 from loaderkit.datasets.streams.verb import Verb
+from loaderkit.sampling.by_length.balance import Cost
 from loaderkit.sampling.fingerprint import fingerprint_of_reader
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.private import PrivateGenerators
@@ -239,6 +241,8 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         fields: Mapping[str, float] | None = None,
         too_long: TooLong = "split",
         waiting: int = 128,
+        balance: Cost | None = None,
+        together: int = 64,
     ) -> "StreamDataset":
         """Return a stream of rows of a fixed length, each packed with several documents.
 
@@ -260,9 +264,13 @@ class StreamDataset(torch_data.IterableDataset[Any]):
             too_long: What happens to a document longer than a row. "split" cuts it: its full rows come at once, and its
                 end waits. "drop" leaves it out, "error" makes it a bad sample.
             waiting: Documents of a lane that wait, or more if they are short. More make fuller rows, and a longer start.
+            balance: What a document costs by its length: `lk.AttentionCost(hidden_size=...)`, or a function from lengths (N,) to
+                costs (N,). Then each lane sorts windows of rows by cost, and all lanes deliver rows of like cost at the same time.
+            together: Rows of a lane that are sorted together, and held in memory, with `balance`. A resume reads them again.
 
         Raises:
-            ValueError: If a number is out of range, or the stream is packed already or a stream of batches.
+            ValueError: If a number is out of range, the stream is packed already or a stream of batches, or `balance` is given
+                and the reader reads files that grow.
 
         Examples:
             >>> texts = lk.StreamDataset(["a"], lambda shard, start: ["to be", "or", "not to be"][start:])
@@ -276,7 +284,12 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         if isinstance(getattr(self, "verb", None), Batches) and not self._steps:
             raise batches_cannot_be_packed()
         rows = Rows(row_length=row_length, tokens=tokens, fields=fields or {}, too_long=too_long, waiting=waiting)
-        return DerivedStream(self, rows)
+        packed = DerivedStream(self, rows)
+        if balance is None:
+            return packed
+        if self.grows:
+            raise _grows(getattr(self, "read", type(self).__name__), "balance= is given")
+        return DerivedStream(packed, Balanced(together, rows, balance))
 
     def _with(self, step: Step) -> Self:
         stream = copy.copy(self)
@@ -370,7 +383,7 @@ class DerivedStream(StreamDataset):
     def __init__(self, stream: StreamDataset, verb: Verb) -> None:
         self.stream, self.verb = stream, verb
         self.lanes, self.seed, self.shards = stream.lanes, stream.seed, stream.shards
-        self.shuffled = stream.shuffled or isinstance(verb, Windows)
+        self.shuffled = stream.shuffled or type(verb) is Windows
         self._start(())
 
     @property
@@ -391,7 +404,8 @@ class DerivedStream(StreamDataset):
         return self.stream.fingerprint()
 
     def _drawing(self) -> list[str]:
-        return [*repr(self.stream).splitlines(), f"  .{self.verb}"]
+        lines = repr(self.stream).splitlines()
+        return [*(lines[:-1] if isinstance(self.verb, Balanced) else lines), f"  .{self.verb}"]
 
     def order(self) -> str:
         return f"{self.verb.order()} of {shortened(self.stream.order())}"
@@ -403,10 +417,10 @@ class DerivedStream(StreamDataset):
         return self.verb.flaw(self.stream, lane, place)
 
 
-def _grows(read: Any) -> ValueError:
+def _grows(read: Any, what: str = "shuffle=True") -> ValueError:
     return ValueError(
-        f"stream: shuffle=True, and the reader {read!r} reads files that grow: the last window would have other samples when it is "
-        "read again. Leave shuffle out."
+        f"stream: {what}, and the reader {read!r} reads files that grow: the last window would have other samples when it is "
+        f"read again. Leave {what.split('=')[0]} out."
     )
 
 

@@ -10,6 +10,7 @@ from loaderkit.datasets.streams.pulled import PulledLane
 from loaderkit.datasets.streams.samples import PendingSample, with_steps
 from loaderkit.datasets.streams.verb import Below, flaw_below
 from loaderkit.seeding.keys import hash_positions
+from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import plain_integer
 
 
@@ -31,7 +32,7 @@ class Windows:
         return f"{self}-1"
 
     def lane(self, below: Below, spec: LaneSpec) -> Lane:
-        return _WindowLane(below, self.size, spec)
+        return WindowLane(below, self.size, spec)
 
     def flaw(self, below: Below, lane: int, place: Place) -> str | None:
         if place.shard or place.sample or place.used >= self.size:
@@ -41,7 +42,9 @@ class Windows:
         return flaw_below(below, lane, place.cycle, place.inner)
 
 
-class _WindowLane(PulledLane):
+class WindowLane(PulledLane):
+    """A lane whose samples are read in windows, each delivered in another order."""
+
     def __init__(self, below: Below, size: int, spec: LaneSpec) -> None:
         super().__init__()
         place = spec.place
@@ -81,5 +84,9 @@ class _WindowLane(PulledLane):
         self._start, self._used = Place(*self._below.place), 0
         found = self._below.take(self._size)
         positions = np.arange(self._position, self._position + len(found), dtype=np.int64)
+        self._window = self._ordered(found, positions)
+
+    def _ordered(self, found: Sequence[PendingSample], positions: Int64Array) -> list[PendingSample]:
+        """Return the samples of a window in the order of delivery. `positions` (N,) are their numbers in the lane."""
         order = np.argsort(hash_positions(positions, *self._keys), kind="stable").tolist()
-        self._window = [found[row] for row in order]
+        return [found[row] for row in order]

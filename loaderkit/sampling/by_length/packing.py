@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from loaderkit.sampling.by_length.balance import Cost, costs_of, deal_rows, sums
 from loaderkit.sampling.by_length.checks import TAILS, as_lengths, check_longest, small_window, too_few
 from loaderkit.sampling.by_length.pieces import piece_lengths
 from loaderkit.sampling.by_length.segments import BATCH, RANKS, SIZE, Arrangement, Geometry
@@ -14,7 +15,7 @@ from loaderkit.sampling.by_length.window_plan import WindowPlan
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import Cuts, Tail
 from loaderkit.seeding.keys import hash_positions
-from loaderkit.system.arrays import Int64Array
+from loaderkit.system.arrays import Float64Array, Int64Array
 from loaderkit.system.checks import check_choice, check_integer
 from loaderkit.system.state import Rule, integers
 
@@ -25,8 +26,8 @@ class PackPlan(WindowPlan):
     The plan packs each window by best fit decreasing. The collate gets a list of rows, each a list of samples: see
     `loaderkit.PackCollate`. With windows of 1,000 samples about 0.5 % of a row stays empty, with 10,000 about 0.15 %.
     All rows have as many tokens, and a model that attends over the whole row takes equally long for each. With attention within
-    documents, a row of one long document costs more than one of many short ones, so ranks may wait for each other.
-    `len()` plans the whole epoch.
+    documents, a row of one long document costs more than one of many short ones, and ranks wait for each other. Then give
+    `balance=lk.AttentionCost(hidden_size=...)`. `len()` plans the whole epoch.
 
     Args:
         lengths: Length of each sample of the dataset, in tokens (N,).
@@ -40,6 +41,9 @@ class PackPlan(WindowPlan):
         seed: Of the shuffle.
         order: Another order of the samples, instead of `shuffle`.
         tail: What happens to an epoch's last rows, as for a Loader.
+        balance: What a sample costs by its length: `lk.AttentionCost(hidden_size=...)`, or a function from lengths (N,) to
+            costs (N,). Then the batches of one step cost about the same on all ranks, and so do the ranks' sums over the steps of
+            a gradient accumulation.
 
     Raises:
         ValueError: If a number is out of range, a sample is too long, or the order does not fit the lengths.
@@ -71,6 +75,7 @@ class PackPlan(WindowPlan):
         seed: int = 0,
         order: Order | None = None,
         tail: Tail = "keep",
+        balance: Cost | None = None,
     ) -> None:
         check_integer("PackPlan", "row_length", row_length, 1)
         check_integer("PackPlan", "batch_size", batch_size, 1)
@@ -83,7 +88,7 @@ class PackPlan(WindowPlan):
                     "pieces = loaderkit.PieceDataset(dataset, row_length), and give pieces.lengths() and an order of the pieces."
                 )
             lengths = piece_lengths(self.document_lengths, int(row_length))
-        super().__init__(lengths, window=window, shuffle=shuffle, seed=seed, order=order, tail=tail)
+        super().__init__(lengths, window=window, shuffle=shuffle, seed=seed, order=order, tail=tail, balance=balance)
         self.row_length, self.batch_size = int(row_length), int(batch_size)
         self.too_long = too_long
         if too_long == "error":
@@ -116,7 +121,10 @@ class PackPlan(WindowPlan):
         full, rest = divmod(rows, ranks * batch_size)
         steps = full + (rest > 0 and policy != "drop")
         if policy == "keep":
-            rows = _split_rows(numbers, rows, steps * ranks)
+            least = steps * ranks
+            if self.balance is not None:  # else some ranks of a step have a row more
+                least = max(least, -(-rows // ranks) * ranks)
+            rows = _split_rows(numbers, rows, least)
             if rows < steps * ranks and last:
                 raise too_few(len(lengths), ranks)
             if rows < max(1, steps * ranks):
@@ -136,6 +144,18 @@ class PackPlan(WindowPlan):
     def tokens_of(self, lengths: Int64Array, arrangement: Arrangement) -> Int64Array:
         starts = arrangement.bounds if arrangement.rows is None else arrangement.rows
         return np.diff(np.searchsorted(starts, arrangement.bounds)) * self.row_length
+
+    def costs_of(self, lengths: Int64Array, arrangement: Arrangement, cost: Cost, geometry: Geometry) -> Float64Array:
+        if arrangement.rows is None or len(arrangement.bounds) < 2:
+            return np.empty(0)
+        costs = _costs_of_rows(lengths[arrangement.places], arrangement.rows, cost, geometry[3])
+        return sums(costs, np.searchsorted(arrangement.rows, arrangement.bounds))
+
+    def balanced(self, lengths: Int64Array, arrangement: Arrangement, cost: Cost, geometry: Geometry) -> Arrangement:
+        if arrangement.rows is None or len(arrangement.bounds) < 2:
+            return arrangement
+        costs = _costs_of_rows(lengths[arrangement.places], arrangement.rows, cost, geometry[3])
+        return deal_rows(arrangement, arrangement.rows, costs, geometry[0])
 
 
 def pack(lengths: Int64Array, row_length: int) -> tuple[npt.NDArray[np.int64], int]:
@@ -172,6 +192,12 @@ def pack(lengths: Int64Array, row_length: int) -> tuple[npt.NDArray[np.int64], i
         chosen.append(row)
     numbers[order] = chosen
     return numbers, rows
+
+
+def _costs_of_rows(lengths: Int64Array, rows: Int64Array, cost: Cost, row_length: int) -> Float64Array:
+    """Return the cost of each row (R,): that of its samples, and of its padding, over which the kernels run too."""
+    padding = row_length - np.add.reduceat(lengths, rows[:-1])
+    return sums(costs_of(cost, lengths), rows) + np.where(padding > 0, costs_of(cost, np.maximum(padding, 0)), 0)
 
 
 def _split_rows(numbers: Int64Array, rows: int, wanted: int) -> int:

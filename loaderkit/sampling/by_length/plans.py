@@ -7,13 +7,14 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from loaderkit.sampling.by_length.balance import Cost, costs_of, sums
 from loaderkit.sampling.by_length.checks import TAILS, TOO_LONG, TooLong, check_longest, small_window, too_few
 from loaderkit.sampling.by_length.segments import BATCH, RANKS, SIZE, Arrangement, Geometry
 from loaderkit.sampling.by_length.summary import longest_times_count
 from loaderkit.sampling.by_length.window_plan import WindowPlan
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import Tail
-from loaderkit.system.arrays import Int64Array
+from loaderkit.system.arrays import Float64Array, Int64Array
 from loaderkit.system.checks import check_choice, check_integer
 from loaderkit.system.state import Rule, integers
 
@@ -35,6 +36,9 @@ class LengthBuckets(WindowPlan):
         order: Another order of the samples, instead of `shuffle`.
         tail: What happens to an epoch's last samples, as for a Loader. "drop" leaves out random samples of the last
             window, "pad" repeats some.
+        balance: What a sample costs by its length: `lk.AttentionCost(hidden_size=...)`, or a function from lengths (N,) to
+            costs (N,). Then the batches of one step cost about the same on all ranks, and so do the ranks' sums over the steps of
+            a gradient accumulation.
 
     Raises:
         ValueError: If a number is out of range, or the order does not fit the lengths.
@@ -59,8 +63,9 @@ class LengthBuckets(WindowPlan):
         seed: int = 0,
         order: Order | None = None,
         tail: Tail = "keep",
+        balance: Cost | None = None,
     ) -> None:
-        super().__init__(lengths, window=window, shuffle=shuffle, seed=seed, order=order, tail=tail)
+        super().__init__(lengths, window=window, shuffle=shuffle, seed=seed, order=order, tail=tail, balance=balance)
         check_integer("LengthBuckets", "batch_size", batch_size, 1)
         self.batch_size = int(batch_size)
 
@@ -116,6 +121,9 @@ class TokenBudget(WindowPlan):
         order: Another order of the samples, instead of `shuffle`.
         tail: What happens if the ranks can't share the last batches evenly, because none can be halved: "keep" raises,
             "drop" leaves them out, "pad" repeats some.
+        balance: What a sample costs by its length: `lk.AttentionCost(hidden_size=...)`, or a function from lengths (N,) to
+            costs (N,). Then the batches of one step cost about the same on all ranks, and so do the ranks' sums over the steps of
+            a gradient accumulation.
 
     Raises:
         ValueError: If a number is out of range, a sample is too long, or the order does not fit the lengths.
@@ -152,8 +160,9 @@ class TokenBudget(WindowPlan):
         seed: int = 0,
         order: Order | None = None,
         tail: Tail = "keep",
+        balance: Cost | None = None,
     ) -> None:
-        super().__init__(lengths, window=window, shuffle=shuffle, seed=seed, order=order, tail=tail)
+        super().__init__(lengths, window=window, shuffle=shuffle, seed=seed, order=order, tail=tail, balance=balance)
         check_integer("TokenBudget", "max_tokens", max_tokens, 1)
         check_integer("TokenBudget", "max_samples", 1 if max_samples is None else max_samples, 1)
         check_integer("TokenBudget", "multiple_of", multiple_of, 1)
@@ -206,6 +215,12 @@ class TokenBudget(WindowPlan):
             total = np.concatenate([[0], np.cumsum(lengths)])
             return np.diff(total[arrangement.bounds])
         return longest_times_count(-(-lengths // self.multiple_of) * self.multiple_of, arrangement.bounds)
+
+    def costs_of(self, lengths: Int64Array, arrangement: Arrangement, cost: Cost, geometry: Geometry) -> Float64Array:
+        multiple, padded = geometry[3:5]
+        if not padded:
+            return sums(costs_of(cost, lengths)[arrangement.places], arrangement.bounds)
+        return super().costs_of(-(-lengths // multiple) * multiple, arrangement, cost, geometry)
 
 
 def _costs(lengths: Int64Array, multiple: int) -> Int64Array:

@@ -5,11 +5,13 @@ of that window is one more segment.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from loaderkit.system.arrays import Int64Array
+from loaderkit.sampling.by_length.turns import take_turns
+from loaderkit.system.arrays import Float64Array, Int64Array
 from loaderkit.system.state import StateError, integers
 
 Geometry = tuple[int, ...]  # the settings that shape an arrangement: ranks, batch size or budget, then the plan's own
@@ -57,6 +59,7 @@ class Segment:
         steps: Numbers of the arrangement's steps (S,), in the order in which they come.
         ends: Samples consumed after each of these steps (S,).
         history: What a cursor needs to rebuild the segment: a start and a geometry for each segment of the window so far.
+        costs: Of each batch (S x ranks,), if they are balanced.
     """
 
     start: int
@@ -68,6 +71,15 @@ class Segment:
     steps: Int64Array
     ends: Int64Array
     history: tuple[int, ...]
+    costs: Float64Array | None = None
+
+    @cached_property
+    def turns(self) -> Int64Array:
+        """The batch of each step (S, ranks) that each rank gets."""
+        batches = np.arange(len(self.steps) * self.ranks, dtype=np.int64).reshape(-1, self.ranks)
+        if self.costs is None or self.ranks == 1:
+            return batches
+        return batches[:, :1] + take_turns(self.costs.reshape(batches.shape), self.steps)
 
     def steps_done(self, samples: int) -> int:
         """Return how many steps are done after `samples` consumed samples.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loaderkit.system.arrays import Int64Array
+from loaderkit.system.arrays import Float64Array, Int64Array
 from loaderkit.system.html import table
 
 
@@ -26,7 +26,7 @@ class PlanSummary:
         mean_batch: Mean tokens of a batch, with padding.
         max_batch: Most tokens of a batch, with padding.
         rank_spread: How far a step's largest batch exceeds the step's mean, as a share, averaged over the steps. About
-            the share of time that ranks wait for the slowest.
+            the share of time that ranks wait for the slowest. It counts tokens with padding, or costs if there are.
     """
 
     epoch: int
@@ -73,18 +73,21 @@ class BatchCounts(NamedTuple):
         tokens: Tokens of all batches, without padding.
         samples: Different samples in them.
         repeated: Samples that come a second time.
+        costs: Of each batch (B,), if a cost function is given.
     """
 
     padded: Int64Array
     tokens: int
     samples: int
     repeated: int
+    costs: Float64Array | None = None
 
 
 def summarise(parts: Sequence[BatchCounts], *, epoch: int, ranks: int, size: int) -> PlanSummary:
     """Add up counts that together cover an epoch of `size` samples."""
     padded = np.concatenate([np.empty(0, np.int64), *(part.padded for part in parts)])
-    steps = padded.reshape(-1, ranks)
+    costs = [part.padded if part.costs is None else part.costs for part in parts]
+    steps = np.concatenate([np.empty(0), *costs]).reshape(-1, ranks)
     samples = sum(part.samples for part in parts)
     means = steps.mean(axis=1)
     spread = np.divide(steps.max(axis=1), means, out=np.ones(len(steps)), where=means > 0) - 1

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from loaderkit.sampling.by_length.balance import Cost, cost_key, costs_of, sort_batches
 from loaderkit.sampling.by_length.checks import TAILS, as_lengths, check_order
 from loaderkit.sampling.by_length.segments import Arrangement, Geometry, Segment, end_of_window
 from loaderkit.sampling.by_length.summary import BatchCounts, PlanSummary, longest_times_count, summarise
@@ -15,7 +16,7 @@ from loaderkit.sampling.cursor import Cursor, bad_cursor
 from loaderkit.sampling.order import Order, Sequential, Shuffled, indices_at
 from loaderkit.sampling.plan import BatchKey, Plan, Tail
 from loaderkit.seeding.keys import hash_positions
-from loaderkit.system.arrays import Int64Array
+from loaderkit.system.arrays import Float64Array, Int64Array
 from loaderkit.system.checks import check_choice, check_integer
 from loaderkit.system.digests import digest
 from loaderkit.system.state import Rule, StateError
@@ -50,6 +51,7 @@ class WindowPlan(Plan):
         seed: Of the shuffle.
         order: Another order of the samples, instead of `shuffle`; the steps of a window are shuffled.
         tail: What happens to an epoch's last samples.
+        balance: The cost of samples by their lengths. Then the batches of a step cost about the same.
 
     Raises:
         ValueError: If a number is out of range, or the order does not fit the lengths.
@@ -61,7 +63,15 @@ class WindowPlan(Plan):
     lengths: Int64Array
 
     def __init__(
-        self, lengths: "npt.ArrayLike", *, window: int | None, shuffle: bool, seed: int, order: Order | None, tail: Tail
+        self,
+        lengths: "npt.ArrayLike",
+        *,
+        window: int | None,
+        shuffle: bool,
+        seed: int,
+        order: Order | None,
+        tail: Tail,
+        balance: Cost | None,
     ) -> None:
         name = type(self).__name__
         self.lengths = as_lengths(lengths, name)
@@ -77,6 +87,8 @@ class WindowPlan(Plan):
         self.order, self.window, self.seed, self.tail = order, int(window), seed, tail
         self.world = World()
         self._digest = digest(self.lengths)
+        self.balance = balance
+        self._balanced_by = "" if balance is None else f", balance-1={cost_key(balance, self.lengths, name)}"
         self._segments: dict[Any, Segment | None] = {}
         self._step_counts: dict[Any, tuple[Int64Array, Int64Array]] = {}
 
@@ -118,7 +130,8 @@ class WindowPlan(Plan):
     def key(self, epoch: int) -> str:
         how = "mixed" if self._shuffle_steps else "in order"
         name = type(self).__name__.lower()
-        return f"{name}-1({self.order.key(epoch)}, {how} by {self.window}, seed={self.seed}, lengths={self._digest})"
+        made = f"{self.order.key(epoch)}, {how} by {self.window}, seed={self.seed}, lengths={self._digest}"
+        return f"{name}-1({made}{self._balanced_by})"
 
     def check_cursor(self, cursor: Cursor) -> None:
         self._restore(cursor)
@@ -149,7 +162,7 @@ class WindowPlan(Plan):
         while (segment := self._segment(cursor)) is not None:
             found = segment.arrangement
             for step in segment.steps[segment.steps_done(cursor.samples) :].tolist():
-                batch = step * self.world.size + self.world.rank
+                batch = segment.turns[step, self.world.rank]
                 first, last = found.bounds[batch], found.bounds[batch + 1]
                 places = found.places[first:last]
                 rows = None
@@ -158,21 +171,41 @@ class WindowPlan(Plan):
                 yield BatchKey(cursor.epoch, segment.positions[places], segment.indices[places], rows)
             cursor = Cursor(epoch=cursor.epoch, samples=segment.end)
 
-    def summary(self, epoch: int = 0) -> PlanSummary:
-        """Return the number of batches of an epoch and their padding. Plans the whole epoch; reads no data."""
-        counts = [self._counts(segment) for segment in self._whole(epoch)]
+    def summary(self, epoch: int = 0, *, cost: Cost | None = None) -> PlanSummary:
+        """Return the number of batches of an epoch and their padding. Plans the whole epoch; reads no data.
+
+        Args:
+            epoch: Number of the epoch.
+            cost: What `rank_spread` compares, as for `balance=`. By default that of the plan, otherwise tokens.
+        """
+        cost = self.balance if cost is None else cost
+        counts = [self._counts(segment, cost) for segment in self._whole(epoch)]
         return summarise(counts, epoch=epoch, ranks=self.world.size, size=self._size(epoch))
 
     def tokens_of(self, lengths: Int64Array, arrangement: Arrangement) -> Int64Array:
         """Return the tokens of each batch (B,), padding included. `lengths` (N,) are those of the arrangement's samples."""
         return longest_times_count(lengths, arrangement.bounds)
 
-    def _counts(self, segment: Segment) -> BatchCounts:
+    def costs_of(self, lengths: Int64Array, arrangement: Arrangement, cost: Cost, geometry: Geometry) -> Float64Array:
+        """Return the cost of each batch (B,): here each sample is padded to the longest one of its batch."""
+        if len(arrangement.bounds) < 2:
+            return np.empty(0)
+        longest = np.maximum.reduceat(lengths[arrangement.places], arrangement.bounds[:-1])
+        return np.diff(arrangement.bounds) * costs_of(cost, longest)
+
+    def balanced(self, lengths: Int64Array, arrangement: Arrangement, cost: Cost, geometry: Geometry) -> Arrangement:
+        """Return the arrangement with batches of like cost in each step."""
+        return sort_batches(arrangement, self.costs_of(lengths, arrangement, cost, geometry))
+
+    def _counts(self, segment: Segment, cost: Cost | None) -> BatchCounts:
         places = segment.arrangement.places
         lengths = self.lengths[segment.indices[places]]
         samples = len(np.unique(places))
         padded = self.tokens_of(lengths, segment.arrangement)
-        return BatchCounts(padded, int(lengths.sum()), samples, len(places) - samples)
+        costs = None
+        if cost is not None:
+            costs = self.costs_of(self.lengths[segment.indices], segment.arrangement, cost, self.geometry)
+        return BatchCounts(padded, int(lengths.sum()), samples, len(places) - samples, costs)
 
     def _segment(self, cursor: Cursor) -> Segment | None:
         """Return the segment that a run reads at the cursor, None at the epoch's end."""
@@ -258,7 +291,11 @@ class WindowPlan(Plan):
             more = np.arange(end, end_of_window(end, size, self.window), dtype=np.int64)
             end += len(more)
             positions, indices = np.append(positions, more), np.append(indices, indices_at(self.order, epoch, more))
-        ranks = geometry[0]
+        ranks, costs = geometry[0], None
+        if self.balance is not None:
+            lengths = self.lengths[indices]
+            found = self.balanced(lengths, found, self.balance, geometry)
+            costs = self.costs_of(lengths, found, self.balance, geometry)
         steps = np.arange((len(found.bounds) - 1) // ranks, dtype=np.int64)
         if self._shuffle_steps:
             steps = np.argsort(hash_positions(steps, "steps", self.seed, epoch, start), kind="stable")
@@ -274,6 +311,7 @@ class WindowPlan(Plan):
             steps=steps,
             ends=ends,
             history=(*history, start, *geometry),
+            costs=costs,
         )
 
     def _steps_from(self, epoch: int, start: int) -> int:

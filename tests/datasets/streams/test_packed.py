@@ -94,6 +94,10 @@ MADE: dict[str, tuple[Callable[..., lk.StreamDataset], Counter[int]]] = {
     ),
     "filtered": (lambda waiting=6, **options: pack(plain(A, **options).filter(is_kept), waiting), KEPT),
     "mapped": (lambda waiting=6, **options: pack(plain(A, **options), waiting).map(add_noise), tokens_of(A)),
+    "balanced": (
+        lambda waiting=6, **options: pack(plain(A, **options), waiting, balance=lk.AttentionCost(1), together=4),
+        tokens_of(A),
+    ),
     "interleaved": (
         lambda waiting=6, **options: pack(
             lk.interleave({plain(A, **options): 3, plain(B, **options).filter(bool): 1}), waiting
@@ -532,3 +536,43 @@ def test_places_that_no_state_has(place: list[int]) -> None:
     stream = pack(plain(A, lanes=1))
     assert stream.flaw(0, [0, 0, 0, 0, 2, 5, 0, 0, 0, 0, 0, 3, 1]) is None
     assert stream.flaw(0, place)
+
+
+def test_balanced_lanes_deliver_rows_of_like_cost_at_the_same_time() -> None:
+    """Each rank reads one lane here, and a step ends with the slowest rank."""
+    cost, row, ranks = lk.AttentionCost(1), 64, 4
+    lengths = np.clip(np.random.default_rng(0).lognormal(2, 1, 4000).astype(int), 1, row)
+
+    def epoch(rank: int, **options: Any) -> list[tuple[float, tuple[int, ...]]]:
+        documents = lk.StreamDataset(
+            [str(n) for n in range(ranks)],
+            lambda shard, start: map(int, lengths[int(shard) :: ranks][start:]),
+            lanes=ranks,
+        )
+        rows = documents.map(lambda length: np.full(length, 7)).pack(row, **options)
+        loader = lk.Loader(rows, 1, world=lk.World(rank, ranks), collate_fn=lambda found: found[0], steps=128)
+        sizes = [tuple(len(document) for document in one) for one in loader]
+        return [(float(cost(np.array([*one, row - sum(one)])).sum()), one) for one in sizes]
+
+    found = {}
+    for name, options in {"plain": {}, "balanced": {"balance": cost, "together": 32}}.items():
+        times = np.array([[one[0] for one in epoch(rank, **options)] for rank in range(ranks)])
+        assert times.shape == (ranks, 128)
+        found[name] = times.max(axis=0).sum() / times.mean(axis=0).sum() - 1
+    assert found["balanced"] < found["plain"] / 2.5
+
+
+def test_what_balances_rows_of_a_stream_is_checked_and_named() -> None:
+    stream = plain(A).map(tokenize)
+    assert "pack(16, balance=AttentionCost(hidden_size=64, causal=True))" in repr(
+        stream.pack(ROW, balance=lk.AttentionCost(64))
+    )
+    with pytest.raises(ValueError, match="together is 0, wanted an integer of at least 1"):
+        stream.pack(ROW, balance=lk.AttentionCost(64), together=0)
+    with pytest.raises(TypeError, match="balance is 5, wanted lk"):
+        stream.pack(ROW, balance=5)  # type: ignore[arg-type]
+    state = loader_of(stream.pack(ROW, balance=lk.AttentionCost(64))).state_dict()
+    loader_of(stream.pack(ROW, balance=lk.AttentionCost(64))).load_state_dict(state)
+    for other in (stream.pack(ROW), stream.pack(ROW, balance=lk.AttentionCost(32))):
+        with pytest.raises(lk.StateError, match="balance-1"):
+            loader_of(other).load_state_dict(state)

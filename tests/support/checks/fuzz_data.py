@@ -377,6 +377,7 @@ def make_plan(case: Case, leg: Leg, size: int, tail: Any) -> Any:
     lengths = np.random.default_rng(case.variant).integers(1, 12, size=size)
     batch = leg.batch_size or 1
     common = {"window": case.window, "shuffle": case.order != "in order", "seed": case.seed, "tail": tail}
+    common["balance"] = lk.AttentionCost(1) if case.seed % 2 else None
     plans: dict[str, Any] = {
         "buckets": lambda: lk.LengthBuckets(lengths, batch, **common),
         "budget": lambda: lk.TokenBudget(lengths, 12 + 6 * batch, **common),

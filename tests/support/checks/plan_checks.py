@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderkit import Cursor, LengthBuckets, PackPlan, TokenBudget, World
+from loaderkit import AttentionCost, Cursor, LengthBuckets, PackPlan, TokenBudget, World
 from loaderkit.sampling.by_length.window_plan import WindowPlan
 from loaderkit.sampling.plan import BatchKey
 
 BUDGET = 40
+COST = AttentionCost(2)
 
 
 def lengths_of(kind: str, size: int) -> np.ndarray:
@@ -40,6 +41,9 @@ PLANS: dict[str, Any] = {
     "budget, multiples": lambda lengths, batch=3, **more: TokenBudget(
         lengths, BUDGET + 4 * batch, multiple_of=8, max_samples=6, **more
     ),
+    "buckets, balanced": lambda lengths, batch=3, **more: LengthBuckets(lengths, batch, balance=COST, **more),
+    "budget, balanced": lambda lengths, batch=3, **more: TokenBudget(lengths, BUDGET + batch, balance=COST, **more),
+    "packed, balanced": lambda lengths, batch=3, **more: PackPlan(lengths, BUDGET, batch, balance=COST, **more),
 }
 
 
@@ -56,6 +60,16 @@ def steps_if_shared(plan: WindowPlan, cursor: Cursor) -> list[list[BatchKey]] | 
     with pytest.raises(ValueError, match="can't be shared evenly"):
         steps(plan, cursor)
     return None
+
+
+def contents_of_steps(found: list[list[BatchKey]]) -> list[Any]:
+    return [
+        [
+            (key.epoch, key.positions.tolist(), key.indices.tolist(), None if key.rows is None else key.rows.tolist())
+            for key in step
+        ]
+        for step in found
+    ]
 
 
 def positions(found: list[list[BatchKey]]) -> list[int]:
@@ -85,7 +99,7 @@ def check_batches(plan: WindowPlan, found: list[list[BatchKey]]) -> None:
                 assert sizes.sum() <= plan.max_tokens
             if isinstance(plan, TokenBudget):
                 assert sizes.size <= (plan.max_samples or sizes.size)
-        if isinstance(plan, PackPlan):
+        if isinstance(plan, PackPlan) or plan.balance:
             continue
         distinct = {tuple(key.indices.tolist()) for key in step}  # the tail "pad" may repeat a batch within a step
         sizes_of = (plan.lengths[list(indices)] for indices in distinct)
