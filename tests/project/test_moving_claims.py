@@ -209,7 +209,8 @@ def test_dataloader_continues_after_an_error(workers: int) -> None:
 
 
 def test_iterators_of_dataloader_are_independent() -> None:
-    loader: Any = DataLoader(range(4), 2)  # type: ignore[arg-type]
+    data: Any = range(4)
+    loader = DataLoader(data, 2)
     first, second = iter(loader), iter(loader)
     assert [next(first).tolist(), next(second).tolist(), next(first).tolist()] == [[0, 1], [0, 1], [2, 3]]
 
