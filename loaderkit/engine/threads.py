@@ -19,6 +19,7 @@ from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.nested import map_leaves, pin, tensor_bytes
 from loaderkit.system.process import refuse_in_fork
+from loaderkit.system.start import WORKER_THREADS, Start
 from loaderkit.system.threads import Cancelled, mark_reader
 
 _PATIENCE_S = 5.0  # for threads that finish a last sample
@@ -58,6 +59,7 @@ class ThreadsEngine:
     name: str = "threads"
     dealing: str | None = "to whoever is free"
     pinned_why: str = ""
+    started: Start | None = None
 
     def __init__(
         self,
@@ -155,7 +157,7 @@ class _Crew:
         for number in range(len(self._threads), count):
             # Daemons: a read that hangs must not keep the process from ending.
             thread = Thread(
-                target=_work, args=(self._read, self.tasks, self._over), name=f"loaderkit worker {number}", daemon=True
+                target=_work, args=(self._read, self.tasks, self._over), name=f"{WORKER_THREADS} {number}", daemon=True
             )
             thread.start()
             self._threads.append(thread)
