@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import torch.utils.data as torch_data
 
 from loaderkit.collate import CollateError, keep_rows, stack, stack_columns
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
@@ -29,6 +28,7 @@ from loaderkit.system.batch_memory import BufferPool, lends
 from loaderkit.system.overrides import own_attribute
 from loaderkit.system.pickling import sendable_errors
 from loaderkit.system.threads import until_cancelled
+from loaderkit.system.worker_info import in_worker_process
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class BatchReader:
         words = hash_positions(key.positions[rows], "sample", self.seed, key.epoch)
         if drawn is Draws.SAMPLE_RNG:
             return SampleRngSeeds(words)
-        return SampleSeeds(words, restore=torch_data.get_worker_info() is None)
+        return SampleSeeds(words, restore=not in_worker_process())
 
     def _make_whole(self, key: BatchKey) -> Any:
         """Make a batch that the dataset reads already collated."""

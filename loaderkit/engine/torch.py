@@ -35,6 +35,7 @@ from loaderkit.system.process import check_children, described, end_with_parent,
 from loaderkit.system.start import Start, choose_start, prepare_fork_server
 from loaderkit.system.tensor_pickling import lazy_parts
 from loaderkit.system.threads import limit_threads
+from loaderkit.system.worker_info import with_dataset
 
 # Copying this much through a pipe is faster than a file descriptor and fresh pages for each tensor.
 _SMALL = 1 << 17  # bytes
@@ -317,8 +318,7 @@ class StartWorker:
         # the same time, the import fails, the batch is lost, and the trainer waits for ever.
         ForkingPickler.dumps(torch.empty(0))
         info: Any = torch_data.get_worker_info()
-        about = {name: getattr(info, name) for name in ("id", "num_workers", "seed")}
-        torch_worker._worker_info = torch_worker.WorkerInfo(**about, dataset=self.find_dataset(info.dataset))
+        torch_worker._worker_info = with_dataset(info, self.find_dataset(info.dataset))
         if self.init is not None:
             with sendable_errors():
                 self.init(worker_id)
@@ -362,7 +362,7 @@ class TorchEngine:
         self._crew: Crew | None = None
         self._keys: Any = _Keys()
         self._generator = torch.Generator()  # without one, the DataLoader draws from the global generator
-        self._loader: torch_data.DataLoader[Any] | None = None
+        self._loader: Any = None  # a DataLoader, which has one type parameter or two, by torch's version
         self._running: weakref.ref[Batches] | None = None
         self._owner = os.getpid()
 
