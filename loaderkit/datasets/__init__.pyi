@@ -20,6 +20,9 @@ from .formats import format_named as format_named
 from .formats import format_of as format_of
 from .images.decode import decode_picture as decode_picture
 from .images.decode import decode_pictures as decode_pictures
+from .images.decoders import PictureDecoder as PictureDecoder
+from .images.decoders import check_decoder as check_decoder
+from .images.decoders import jpeg_decoder as jpeg_decoder
 from .images.folder import ImageFolder as ImageFolder
 from .pieces import PieceDataset as PieceDataset
 from .places import Place as Place

@@ -61,7 +61,7 @@ def lazy_parts(value: Tensor) -> Any:
     """
     if value.is_conj():
         return torch.conj, (value.conj(),)
-    return (same, (value.resolve_neg(),)) if value.is_neg() else NotImplemented
+    return (torch._neg_view, (torch._neg_view(value),)) if value.is_neg() else NotImplemented
 
 
 def same(value: Any) -> Any:

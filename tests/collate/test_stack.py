@@ -306,7 +306,7 @@ def test_numbers_beyond_64_bits_are_named_among_bools() -> None:
 def test_nested_samples_say_what_to_do_whatever_torch_raises(
     kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch 2.8 checks jagged tensors by a schema, whose errors are ValueErrors."""
+    """Torch 2.8 checks jagged tensors by a schema, whose errors are ValueErrors."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise kind("NestedTensor stack(tensors: any, dim: any): expected tensors to be a jagged tensor")
