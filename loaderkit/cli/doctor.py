@@ -1,7 +1,6 @@
 """`loaderkit doctor`: find what on this machine or in a dataset will cause trouble."""
 
 import argparse
-import multiprocessing
 import os
 import platform
 import sys
@@ -30,6 +29,7 @@ from loaderkit.system.cpus import Cpus, ranks_on_host
 from loaderkit.system.nested import tensor_bytes
 from loaderkit.system.object_graph import reachable
 from loaderkit.system.pickling import find_unpicklable
+from loaderkit.system.start import choose_start
 from loaderkit.system.terminal import coloured
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
@@ -63,7 +63,7 @@ class Host:
     memory: int | None  # available bytes without swapping; None: unknown
     shared_memory: tuple[int, int] | None  # free and total bytes of /dev/shm, if there is one
     open_files: tuple[int, int] | None  # soft and hard limit, if there are limits
-    start_method: str  # default start method of processes
+    start_method: str  # of workers, if the settings name none
     cuda_devices: tuple[str, ...]  # names
 
     @classmethod
@@ -75,7 +75,7 @@ class Host:
             memory=available_memory(),
             shared_memory=_shared_memory(),
             open_files=_open_files(),
-            start_method=multiprocessing.get_context().get_start_method(),
+            start_method=choose_start().method,
             cuda_devices=tuple(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())),
         )
 

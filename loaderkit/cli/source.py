@@ -142,7 +142,10 @@ class PictureFiles:
         if self._kind is not None:
             return {self._kind: content, "cls": label}
         try:
-            return {"png": decode_picture(content, max_pixels=self._folder.max_pixels), "cls": label}
+            return {
+                "png": decode_picture(content, max_pixels=self._folder.max_pixels, decoder=self._folder.decoder),
+                "cls": label,
+            }
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 

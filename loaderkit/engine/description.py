@@ -12,7 +12,8 @@ class Description:
         why: The reason for this engine.
         num_workers: Worker processes or threads, running or to be started; 0 without.
         workers_why: The reason for this number.
-        start_method: How processes are started; None without them.
+        start_method: How processes are started, "fork", "forkserver" or "spawn"; None without them.
+        start_why: The reason for this method; empty without processes.
         prefetch: The most batches made ahead, by all workers together.
         dealing: Which worker makes which batch; None without workers.
         pinned: Whether batches are in page-locked memory.
@@ -29,6 +30,7 @@ class Description:
     num_workers: int
     workers_why: str
     start_method: str | None
+    start_why: str
     prefetch: int
     dealing: str | None
     pinned: bool
@@ -42,7 +44,7 @@ class Description:
     def __str__(self) -> str:
         workers = f"{self.num_workers} ({self.workers_why})"
         if self.num_workers:
-            started = f"started by {self.start_method}" if self.start_method else "threads"
+            started = f"started by {self.start_method} ({self.start_why})" if self.start_method else "threads"
             workers += f", {started}, up to {self.prefetch} batches ahead, dealt {self.dealing}"
         return (
             f"engine: {self.engine} ({self.why})\n"

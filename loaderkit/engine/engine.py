@@ -7,6 +7,7 @@ from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.system.host import on_host
 from loaderkit.system.nested import pin
+from loaderkit.system.start import Start
 
 
 class Engine(Protocol):
@@ -19,6 +20,7 @@ class Engine(Protocol):
         dealing: Which worker makes which batch, in words; None without workers.
         pinned: Whether batches come in page-locked memory.
         pinned_why: Why page-locked batches are copies, if they were to be page-locked in place; else empty.
+        started: How the latest processes were started; None before, and without processes.
     """
 
     name: str
@@ -27,6 +29,7 @@ class Engine(Protocol):
     dealing: str | None
     pinned: bool
     pinned_why: str
+    started: Start | None
 
     def run(self, keys: Iterable[BatchKey], seed: int = 0) -> Iterator[Any]:
         """Yield the batch of each key. A second run ends the first.
@@ -48,6 +51,7 @@ class InlineEngine:
     prefetch: int = 0
     dealing: str | None = None
     pinned_why: str = ""
+    started: Start | None = None
 
     def __init__(self, reader: BatchReader, *, pin_memory: bool = False) -> None:
         self._reader = reader

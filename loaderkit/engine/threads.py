@@ -17,9 +17,12 @@ from loaderkit.engine.description import AHEAD, batches_ahead
 from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.draws import Draws, draws
+from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.nested import map_leaves, pin, tensor_bytes
 from loaderkit.system.process import refuse_in_fork
+from loaderkit.system.start import WORKER_THREADS, Start
 from loaderkit.system.threads import Cancelled, mark_reader
+from loaderkit.system.worker_info import tell_thread
 
 _PATIENCE_S = 5.0  # for threads that finish a last sample
 
@@ -58,6 +61,7 @@ class ThreadsEngine:
     name: str = "threads"
     dealing: str | None = "to whoever is free"
     pinned_why: str = ""
+    started: Start | None = None
 
     def __init__(
         self,
@@ -70,7 +74,7 @@ class ThreadsEngine:
         timeout: float = 0,
     ) -> None:
         check_threads(reader)
-        self._read, self.num_workers, self.pinned = reader.read, num_workers, pin_memory
+        self._reader, self.num_workers, self.pinned = reader, num_workers, pin_memory
         self.factor, self.timeout_s = prefetch_factor, timeout or None
         self.prefetch = num_workers * (prefetch_factor or AHEAD)
         self.persistent = persistent_workers
@@ -82,7 +86,7 @@ class ThreadsEngine:
         if before is not None:
             before.end()
         if self._crew is None or not self._crew.is_here:
-            self._crew = _Crew(self._read)
+            self._crew = _Crew(self._reader, seed)
         run = _Run(self, self._crew, iter(keys))
         self._run = weakref.ref(run)
         run.start()
@@ -115,20 +119,21 @@ class _Task:
         self.done.acquire()
 
 
-def _work(read: Callable[[BatchKey], Any], tasks: "SimpleQueue[_Task | None]", over: Event) -> None:
+def _work(reader: BatchReader, about: tuple[int, int, int], tasks: "SimpleQueue[_Task | None]", over: Event) -> None:
     task: _Task | None = None
 
     def wanted() -> bool:
         return task is not None and task.key is not None and (task.awaited or not over.is_set())
 
     mark_reader(wanted)
+    tell_thread(*about, reader.dataset)
     while (task := tasks.get()) is not None:
         key = task.key
         if key is not None:
             try:
                 if not wanted():
                     raise Cancelled("the loader was closed")
-                task.batch = read(key)
+                task.batch = reader.read(key)
             except BaseException as error:
                 task.error = error
             task.done.release()
@@ -138,9 +143,9 @@ def _work(read: Callable[[BatchKey], Any], tasks: "SimpleQueue[_Task | None]", o
 class _Crew:
     """Threads that take tasks from a queue, until this object is freed."""
 
-    def __init__(self, read: Callable[[BatchKey], Any]) -> None:
+    def __init__(self, reader: BatchReader, seed: int) -> None:
         self._owner, self._over = os.getpid(), Event()  # the threads hold `_over`, not this object
-        self._read = read
+        self._reader, self._seed = reader, seed
         self.tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._threads: list[Thread] = []
         _crews.add(self)
@@ -154,9 +159,9 @@ class _Crew:
         """Start threads until there are `count`."""
         for number in range(len(self._threads), count):
             # Daemons: a read that hangs must not keep the process from ending.
-            thread = Thread(
-                target=_work, args=(self._read, self.tasks, self._over), name=f"loaderkit worker {number}", daemon=True
-            )
+            about = number, count, derive_seed("thread", self._seed, number)
+            name = f"{WORKER_THREADS} {number}"
+            thread = Thread(target=_work, args=(self._reader, about, self.tasks, self._over), name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
             _threads.add(thread)

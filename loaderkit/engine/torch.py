@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import io
-import multiprocessing
 import os
 import pickle
 import signal
@@ -27,11 +26,16 @@ from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.containers import CONTAINERS, reduced
 from loaderkit.system.host import host, use_host
+from loaderkit.system.main_program import why_it_ended
 from loaderkit.system.nested import is_plain, pin
 from loaderkit.system.open_before_fork import warn_of_open_files
+from loaderkit.system.parcel import Parcel
 from loaderkit.system.pickling import explained, sendable_errors
 from loaderkit.system.process import check_children, described, end_with_parent, outlive_signals, refuse_in_fork
+from loaderkit.system.start import Start, choose_start, prepare_fork_server
+from loaderkit.system.tensor_pickling import lazy_parts
 from loaderkit.system.threads import limit_threads
+from loaderkit.system.worker_info import with_dataset
 
 # Copying this much through a pipe is faster than a file descriptor and fresh pages for each tensor.
 _SMALL = 1 << 17  # bytes
@@ -96,8 +100,10 @@ class _Pickler(ForkingPickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, CONTAINERS):
             return reduced(value)
-        if not isinstance(value, Tensor) or not is_plain(value) or not value.is_contiguous() or vars(value):
+        if not isinstance(value, Tensor):
             return NotImplemented
+        if not is_plain(value) or not value.is_contiguous() or vars(value):
+            return lazy_parts(value)
         if value.nbytes > _SMALL:
             return NotImplemented
         content = bytearray(value.reshape(-1).view(torch.uint8).numpy().data) if value.numel() else bytearray()
@@ -145,6 +151,8 @@ class Batches:
             self._crew.wake()
             self.end()
             if not late:
+                if not self._given and "exited unexpectedly" in str(error) and (hint := why_it_ended(self._crew.start)):
+                    error.add_note(f"loaderkit: {hint}")
                 raise error.with_traceback(None)  # noqa: B904 - it is the error itself
             error.__traceback__ = None
             with contextlib.suppress(RuntimeError):  # torch reports the deaths
@@ -182,23 +190,46 @@ class Crew:
     """The worker processes that torch's DataLoader starts.
 
     Args:
-        context: A start method or a context of multiprocessing; None is the platform's default.
+        start: How they start.
+        work: What the DataLoader sends to them.
     """
 
-    def __init__(self, context: Any) -> None:
-        self.context: Any = copy.copy(context if hasattr(context, "Process") else multiprocessing.get_context(context))
+    def __init__(self, start: Start, work: Any) -> None:
+        self.start, self._work = start, work
+        self.context: Any = copy.copy(start.context)
         self.processes: list[Any] = []
-        self._owner, self._start = os.getpid(), self.context.Process
+        self._parcel = Parcel(work) if start.method != "fork" else None
+        self._owner, self._make = os.getpid(), self.context.Process
         self.context.Process = self._new
         # At exit, before multiprocessing waits for its processes: one that is stopped, or outlives SIGTERM, would not end.
         util.Finalize(self, _release, args=(self.processes, self._owner), exitpriority=100)
 
     def _new(self, *args: Any, **kwargs: Any) -> Any:
-        process = self._start(*args, **kwargs)
+        if self._parcel is not None:
+            kwargs["args"] = tuple(map(self._packed, kwargs["args"]))
+        process = self._make(*args, **kwargs)
         process.terminate = process.kill  # torch's last resort: a worker outlives SIGTERM if its trainer does
         self.processes[:] = [each for each in self.processes if each.is_alive()]  # a later pass has workers of its own
         self.processes.append(process)
         return process
+
+    def _packed(self, argument: Any) -> Any:
+        if argument is self._work:
+            return self._parcel
+        if type(argument) is list:  # newer versions of torch have the dataset in a list
+            return [self._packed(each) for each in argument]
+        return argument
+
+    @contextlib.contextmanager
+    def starting(self, **more: Any) -> Iterator[None]:
+        """Start workers inside, and explain why they cannot; `more` is what else they need, by name."""
+        prepare_fork_server(self.start)
+        try:
+            with host(), explained(self.start, self._work, **more):  # torch makes a seed there
+                yield
+        finally:
+            if self._parcel is not None:
+                self._parcel.close()
 
     def name(self, batch: int) -> str:
         """Name the worker that makes a batch of the run, and say whether it is stopped."""
@@ -287,8 +318,7 @@ class StartWorker:
         # the same time, the import fails, the batch is lost, and the trainer waits for ever.
         ForkingPickler.dumps(torch.empty(0))
         info: Any = torch_data.get_worker_info()
-        about = {name: getattr(info, name) for name in ("id", "num_workers", "seed")}
-        torch_worker._worker_info = torch_worker.WorkerInfo(**about, dataset=self.find_dataset(info.dataset))
+        torch_worker._worker_info = with_dataset(info, self.find_dataset(info.dataset))
         if self.init is not None:
             with sendable_errors():
                 self.init(worker_id)
@@ -303,6 +333,7 @@ class TorchEngine:
     name: str = "torch"
     dealing: str | None = "in turn"
     pinned_why: str = ""
+    started: Start | None = None
 
     def __init__(
         self,
@@ -327,10 +358,11 @@ class TorchEngine:
             "timeout": timeout,
         }
         self._reader, self._init, self._timeout_s = reader, worker_init_fn, timeout
-        self._context, self._crew = multiprocessing_context, Crew(multiprocessing_context)
+        self._context = multiprocessing_context
+        self._crew: Crew | None = None
         self._keys: Any = _Keys()
         self._generator = torch.Generator()  # without one, the DataLoader draws from the global generator
-        self._loader: torch_data.DataLoader[Any] | None = None
+        self._loader: Any = None  # a DataLoader, which has one type parameter or two, by torch's version
         self._running: weakref.ref[Batches] | None = None
         self._owner = os.getpid()
 
@@ -338,9 +370,10 @@ class TorchEngine:
         check_children(self.num_workers)
         if self._owner != os.getpid():  # its workers belong to the parent of this fork
             self._loader, self._owner = None, os.getpid()
-        if self._loader is None:
+        if self._loader is None or self._crew is None or not self._settings["persistent_workers"]:
+            self.started = choose_start(self._context, self._reader)
+            self._crew = Crew(self.started, self._reader)
             dataset: Any = self._reader
-            self._crew = Crew(self._context)
             self._loader = torch_data.DataLoader(
                 dataset,
                 batch_sampler=self._keys,
@@ -351,14 +384,15 @@ class TorchEngine:
             )
         self._keys.now = keys
         self._generator.manual_seed(derive_seed("torch", seed))
-        warn_of_open_files(self._reader.dataset, self._context)
-        with host(), explained(self._context, self._reader, worker_init_fn=self._init):  # torch makes a seed there
+        warn_of_open_files(self._reader.dataset, self._crew.start.method)
+        with self._crew.starting(worker_init_fn=self._init):
             batches = Batches(iter(self._loader), self._crew, self._timeout_s)
         self._running = weakref.ref(batches)
         return batches
 
     def close(self) -> None:
-        self._crew.wake()
+        if self._crew is not None:
+            self._crew.wake()
         self._loader = None  # its workers end with it, and with the batches
         if self._running is not None and (running := self._running()) is not None:
             running.end()

@@ -16,11 +16,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torch.utils.data import get_worker_info
-
 from loaderkit.files.object_process import NOT_FOUND
 from loaderkit.files.object_stores import STORES, find_store
 from loaderkit.system.retry import TRANSIENT_STATUS, TransientError
+from loaderkit.system.worker_info import in_worker_process
 
 _LEAST_BYTES = 1 << 20  # of a range outside of workers: small ones are read before workers are forked
 _MOST_APART = 8  # programs that a process starts: for more requests, s3fs takes less time in all
@@ -101,7 +100,7 @@ def read_range(
 
 def in_worker() -> bool:
     """Return whether this is a worker of a loader, which forks no other."""
-    return get_worker_info() is not None
+    return in_worker_process()
 
 
 def list_objects(

@@ -17,6 +17,7 @@ from loaderkit.collate.rules import Pad
 from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture
+from loaderkit.datasets.images.decoders import PictureDecoder, check_decoder, decoder_fingerprint
 from loaderkit.datasets.splits import split
 from loaderkit.files.regular_file import read_regular
 from loaderkit.lightning.base import DataModule
@@ -50,6 +51,7 @@ class DetectionDataModule(DataModule):
         masks: Whether to rasterise COCO's segmentations.
         images: How to batch pictures: see `DetectionCollate`.
         max_pixels: The largest picture to decode, width times height; None for any.
+        decoder: What decodes JPEG, as for `ImageFolder`.
         train_transform: Maps (picture, target) to another pair, such as a torchvision v2 transform. Boxes
             and masks are tv_tensors, so they follow the picture. A transform that drops boxes must drop
             their `area` and `iscrowd` too. It draws the sample's own random numbers.
@@ -86,6 +88,7 @@ class DetectionDataModule(DataModule):
         masks: bool = False,
         images: Literal["list", "stack"] | Pad = "list",
         max_pixels: int | None = MAX_PIXELS,
+        decoder: PictureDecoder | None = None,
         train_transform: Transform | None = None,
         eval_transform: Transform | None = None,
         splits: Mapping[str, float] | None = None,
@@ -94,6 +97,7 @@ class DetectionDataModule(DataModule):
     ) -> None:
         sources = sources_by_stage(train=train, val=val, test=test, predict=predict)
         check_max_pixels("DetectionDataModule", max_pixels)
+        check_decoder("DetectionDataModule", decoder)
         self._splits = dict(splits or {})
         self._stage_data = list_stage_data("DetectionDataModule", sources, splits)
         super().__init__(**factories(self._stage_data, self._open), loader=loader, eval_loader=eval_loader)
@@ -104,7 +108,8 @@ class DetectionDataModule(DataModule):
             self._eval_config = dataclasses.replace(eval_loader, collate_fn=collate)
         self._root = None if root is None else Path(root)
         self._classes = None if classes is None else list(classes)
-        self._box_format, self._masks, self._max_pixels = box_format, masks, max_pixels
+        self._box_format, self._masks = box_format, masks
+        self._max_pixels, self._decoder = max_pixels, decoder
         self._transforms = (train_transform, eval_transform)
         self._annotations: dict[str, _Annotations] = {}
 
@@ -141,7 +146,7 @@ class DetectionDataModule(DataModule):
         ids = annotations.category_ids(self.classes)
         targets = DetectionCollate(box_format=self._box_format, masks=self._masks and ids is not None, classes=ids)
         transform = self._transforms[data.stage != "train"]
-        dataset = BoxedPictures(annotations.samples, self.classes, targets, transform, self._max_pixels)
+        dataset = BoxedPictures(annotations.samples, self.classes, targets, transform, self._max_pixels, self._decoder)
         if not data.is_share:
             return dataset
         shares = split(
@@ -170,9 +175,10 @@ class BoxedPictures:
         targets: DetectionCollate,
         transform: Transform | None,
         max_pixels: int | None,
+        decoder: PictureDecoder | None,
     ) -> None:
         self.samples, self.transform, self._targets = samples, transform, targets
-        self._max_pixels = max_pixels
+        self._max_pixels, self._decoder = max_pixels, decoder
         self._labels = {name: label for label, name in enumerate(classes, 1)}
 
     def __len__(self) -> int:
@@ -184,7 +190,7 @@ class BoxedPictures:
         if isinstance(picture, str | os.PathLike):
             content = read_regular(picture)
             try:
-                picture = decode_picture(content, max_pixels=self._max_pixels)
+                picture = decode_picture(content, max_pixels=self._max_pixels, decoder=self._decoder)
             except ValueError as error:
                 raise ValueError(f"{picture}: {error}") from error
         elif not hasattr(picture, "shape") or len(picture.shape) != 3 or picture.shape[0] > 4:
@@ -200,12 +206,12 @@ class BoxedPictures:
         return (picture, target) if self.transform is None else self.transform(picture, target)
 
     def fingerprint(self) -> str:
-        """Digest the pictures' file names and the targets."""
+        """Digest the pictures' file names and the targets; name Pillow if it decodes."""
         texts = []
         for name, sample in zip(_picture_names(self.samples), self.samples, strict=True):
             target = {field: _plain(value) for field, value in sample.items() if field != "image"}
             texts.append(json.dumps([Path(name).name, target], default=str, sort_keys=True))
-        return digest(*texts)
+        return digest(*texts) + decoder_fingerprint(self._decoder)
 
     def _label(self, label: Any, index: int) -> int:
         if label not in self._labels:

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from loaderkit.datasets.find_shards import expand
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
+from loaderkit.datasets.images.decoders import PictureDecoder, check_decoder
 from loaderkit.datasets.images.folder import EXTENSIONS, ImageFolder
 from loaderkit.datasets.images.torchvision import (
     LabelledPictures,
@@ -62,6 +63,7 @@ class ImageDataModule(DataModule):
             cover it, then cropped.
         max_pixels: The largest picture to decode from folders and tar shards, width times height; None for any.
             torchvision's datasets have Pillow's limit.
+        decoder: What decodes JPEG in folders and tar shards, as for `ImageFolder`.
         train_transform: Maps a training picture, uint8 (3, H, W), to another, such as a torchvision v2
             transform. It draws the sample's own random numbers.
         eval_transform: The same for val, test and predict.
@@ -104,6 +106,7 @@ class ImageDataModule(DataModule):
         classes: Sequence[str] | None = None,
         size: int | tuple[int, int] | None = None,
         max_pixels: int | None = MAX_PIXELS,
+        decoder: PictureDecoder | None = None,
         train_transform: Transform | None = None,
         eval_transform: Transform | None = None,
         mean: tuple[float, float, float] = (0.0, 0.0, 0.0),
@@ -121,7 +124,8 @@ class ImageDataModule(DataModule):
         if dataset is not None and (root is None or sources):
             raise ValueError(f"ImageDataModule: dataset={dataset!r} needs root=, and takes no train=, val= or test=.")
         check_max_pixels("ImageDataModule", max_pixels)
-        self._max_pixels = max_pixels
+        check_decoder("ImageDataModule", decoder)
+        self._pictures: dict[str, Any] = {"max_pixels": max_pixels, "decoder": decoder}
         self._root, self._download, self._options = root, download, dict(options or {})
         self._kind = None if dataset is None else torchvision_kind(dataset)
         if self._kind is not None:
@@ -188,9 +192,9 @@ class ImageDataModule(DataModule):
             return LabelledPictures(self._open_torchvision(data, download=False), transform)
         if not _is_class_folder(data.source):
             labelled = _Labelled(self._label, data.stage != "predict", transform)
-            return TarDataset(data.source, transform=labelled, index_dir=self._index_dir, max_pixels=self._max_pixels)
+            return TarDataset(data.source, transform=labelled, index_dir=self._index_dir, **self._pictures)
         folder = ImageFolder(
-            Path(data.source), transform=transform, allow_empty=data.stage != "train", max_pixels=self._max_pixels
+            Path(data.source), transform=transform, allow_empty=data.stage != "train", **self._pictures
         )
         if folder.classes != self.classes:
             raise ValueError(

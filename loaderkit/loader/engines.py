@@ -13,7 +13,7 @@ from loaderkit.engine.torch import TorchEngine
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.system.nested import should_pin
-from loaderkit.system.pickling import start_method
+from loaderkit.system.start import choose_start
 
 _IN_THIS_PROCESS = "batches are made in this process"
 
@@ -69,12 +69,16 @@ def _choose(reader: BatchReader, config: LoaderConfig, num_workers: int) -> tupl
 
 def describe(engine: Engine, reader: BatchReader, config: LoaderConfig, workers: int, workers_why: str) -> Description:
     """Describe how `engine` makes batches, or will. `workers` is the number that the settings ask for."""
+    start = engine.started
+    if start is None and engine.name in ("ring", "torch"):
+        start = choose_start(config.multiprocessing_context, reader)
     return Description(
         engine=engine.name,
         why=_choose(reader, config, workers)[1],
         num_workers=engine.num_workers,
         workers_why=workers_why if engine.num_workers else _IN_THIS_PROCESS,
-        start_method=start_method(config.multiprocessing_context) if engine.name in ("ring", "torch") else None,
+        start_method=start.method if start else None,
+        start_why=start.why if start else "",
         prefetch=engine.prefetch,
         dealing=engine.dealing,
         pinned=engine.pinned,
@@ -83,15 +87,17 @@ def describe(engine: Engine, reader: BatchReader, config: LoaderConfig, workers:
     )
 
 
-def describe_stream(config: LoaderConfig, num_workers: int, workers_why: str) -> Description:
+def describe_stream(dataset: Any, config: LoaderConfig, num_workers: int, workers_why: str) -> Description:
     """Describe how a stream's batches are made."""
     pinned = should_pin(config.pin_memory, _device(config))
+    start = choose_start(config.multiprocessing_context, dataset) if num_workers else None
     return Description(
         engine="torch" if num_workers else "inline",
         why="torch's workers read a stream" if num_workers else "no workers",
         num_workers=num_workers,
         workers_why=workers_why if num_workers else _IN_THIS_PROCESS,
-        start_method=start_method(config.multiprocessing_context) if num_workers else None,
+        start_method=start.method if start else None,
+        start_why=start.why if start else "",
         prefetch=num_workers * (config.prefetch_factor or 2),
         dealing="in turn" if num_workers else None,
         pinned=pinned,

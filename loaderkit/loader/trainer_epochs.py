@@ -1,5 +1,7 @@
 """Keep a Loader in step with a Trainer that has no DataModule and numbers the epochs itself."""
 
+import contextlib
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -111,13 +113,13 @@ class TrainerEpochs(torch_data.Sampler[int]):
             return
         position = self._position
         if position.step is not None:
+            dropped = "And Lightning drops the state if `trainer.estimated_stepping_batches` is read. "
             position.say(
                 "A Trainer saves the state of a Loader that it got directly or from a `train_dataloader` hook. The run resumes "
                 "exactly after a kill. But a checkpoint counts batches that were not learnt if an exception, a signal or a "
                 "gradient accumulation interrupts a step, and the whole epoch if `max_steps` ends the fit. At an epoch's "
-                "end it has no state for loaders that are cycled next to a longer one. And Lightning drops the state if "
-                "`trainer.estimated_stepping_batches` is read. Use loaderkit.DataModule and its loaders, which are exact in "
-                "all these cases."
+                "end it has no state for loaders that are cycled next to a longer one. "
+                f"{dropped if _drops_states() else ''}Use loaderkit.DataModule and its loaders, which are exact in all these cases."
             )
             return
         prefetched = (
@@ -128,6 +130,29 @@ class TrainerEpochs(torch_data.Sampler[int]):
             "batches. But a checkpoint counts batches that were not learnt if an exception, a signal or a gradient "
             f"accumulation interrupts a step.{prefetched} Use loaderkit.DataModule, which is exact in all these cases."
         )
+
+
+class _SetUp:
+    """Lightning's loop after `trainer.estimated_stepping_batches` was read: its loaders are made, and states of them wait."""
+
+    _combined_loader = _data_fetcher = ()
+    _combined_loader_states_to_load: Any = ({},)
+    _should_reload_train_dl = False
+    restarting = True
+    loaded = False
+
+    def _load_combined_loader_states(self) -> None:
+        self.loaded = True
+
+
+def _drops_states() -> bool:
+    """Return whether the imported Lightning drops states that wait: 2.6 does, a later one may not. It is asked what it does."""
+    loops = [sys.modules.get(f"{name}.loops.fit_loop") for name in ("lightning.pytorch", "pytorch_lightning")]
+    asked = _SetUp()
+    for loop in loops:
+        with contextlib.suppress(Exception):  # it has changed, or is not there
+            loop._FitLoop.setup_data(asked)  # type: ignore[union-attr]
+    return not asked.loaded
 
 
 class RepeatingEpochs(TrainerEpochs, torch_data.SequentialSampler):

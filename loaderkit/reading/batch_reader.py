@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import torch.utils.data as torch_data
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.datasets.base import reads_batches, reads_columns, reads_many
@@ -30,6 +29,7 @@ from loaderkit.system.pickling import sendable_errors
 from loaderkit.system.stack import CollateError, stack, stack_columns
 from loaderkit.system.stack_rows import keep_rows
 from loaderkit.system.threads import until_cancelled
+from loaderkit.system.worker_info import in_worker_process
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class BatchReader:
         words = hash_positions(key.positions[rows], "sample", self.seed, key.epoch)
         if drawn is Draws.SAMPLE_RNG:
             return SampleRngSeeds(words)
-        return SampleSeeds(words, restore=torch_data.get_worker_info() is None)
+        return SampleSeeds(words, restore=not in_worker_process())
 
     def _make_whole(self, key: BatchKey) -> Any:
         """Make a batch that the dataset reads already collated."""

@@ -1,7 +1,11 @@
 """Seeds for a process's global generators, for draws outside samples."""
 
+import functools
 import os
 import random
+from collections.abc import Callable
+from multiprocessing.context import get_spawning_popen
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +29,32 @@ def workers_seed(seed: int, rank: int, epoch: int) -> int:
     return derive_seed("workers", seed, rank, epoch)
 
 
+class _WithRank:
+    """A `worker_init_fn` that takes this process's rank along to a worker that is not forked, and may not know it."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    def __call__(self, worker_id: int, *, rank: int | None = None) -> None:
+        self._function(worker_id, rank=rank)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        starts_process = get_spawning_popen() is not None
+        return (_with_rank, (_rank(),)) if starts_process else "seed_worker"
+
+
+def _with_rank(rank: int) -> Callable[[int], None]:
+    return functools.partial(seed_worker, rank=rank)
+
+
+def _rank() -> int:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK", 0))
+
+
+@_WithRank
 def seed_worker(worker_id: int, *, rank: int | None = None) -> None:
     """Seed torch, numpy and `random` differently in each worker, epoch and rank.
 
@@ -34,19 +64,14 @@ def seed_worker(worker_id: int, *, rank: int | None = None) -> None:
 
     Args:
         worker_id: The number that the DataLoader passes.
-        rank: This process's rank. By default it comes from torch.distributed or from the RANK variable. If a spawned
-            worker knows neither, pass `functools.partial(seed_worker, rank=rank)`.
+        rank: This process's rank. By default it comes from torch.distributed or from the RANK variable, of the process that
+            starts the workers.
 
     Examples:
         >>> loader = torch.utils.data.DataLoader(range(4), num_workers=2, worker_init_fn=lk.seed_worker)
         >>> lk.seed_worker(0, rank=1)  # what each worker runs
     """
-    if rank is None:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            rank = torch.distributed.get_rank()
-        else:
-            rank = int(os.environ.get("RANK", 0))
-    seed_all(derive_seed("worker", torch.initial_seed(), worker_id, rank))
+    seed_all(derive_seed("worker", torch.initial_seed(), worker_id, _rank() if rank is None else rank))
 
 
 def torch_seed() -> int:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.utils.data as torch_data
 
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.seeding.samples import SeededGenerator
+from loaderkit.system.worker_info import in_worker_process
 
 UInt32Array = npt.NDArray[np.uint32]
 
@@ -25,7 +25,7 @@ def seeded(generator: Any, path: str) -> SeededGenerator | None:
     salt = derive_seed("private generator", path)
     if isinstance(generator, torch.Generator):
         # A worker cannot use a device that the trainer uses.
-        is_usable = generator.device.type == "cpu" or torch_data.get_worker_info() is None
+        is_usable = generator.device.type == "cpu" or not in_worker_process()
         return _Torch(generator, salt) if is_usable else None
     if isinstance(generator, random.Random):
         return _Python(generator, salt)

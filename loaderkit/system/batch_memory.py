@@ -19,6 +19,8 @@ import torch
 import torch.utils.data as torch_data
 from torch import Tensor
 
+from loaderkit.system.worker_info import in_worker_process
+
 Array = npt.NDArray[Any]
 
 LARGE = 8 << 20  # bytes; the C library keeps smaller blocks itself
@@ -144,7 +146,7 @@ def empty_array(shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
 def _is_shared(size_bytes: int) -> bool:
     """Return whether a tensor of this size is made in shared memory: large ones are, in a worker of torch."""
     info = torch_data.get_worker_info() if size_bytes > _SHARED else None
-    return info is not None and not hasattr(info, "writes_into_slots")
+    return info is not None and in_worker_process() and not hasattr(info, "writes_into_slots")
 
 
 def new_empty(shape: Sequence[int], like: Tensor) -> Tensor:

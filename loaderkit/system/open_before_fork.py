@@ -16,7 +16,6 @@ import torch
 
 from loaderkit.system.object_graph import parts_of
 from loaderkit.system.per_thread import PerThread
-from loaderkit.system.pickling import start_method
 
 _OBJECTS, _PARTS = 400, 16  # the most objects to look at, in all and in one container
 _DEPTH = 5
@@ -28,14 +27,14 @@ _SAFE = (
 _warned: set[str] = set()
 
 
-def warn_of_open_files(dataset: Any, context: Any) -> None:
+def warn_of_open_files(dataset: Any, method: str) -> None:
     """Warn once if workers will be forked and a file that they would share is reachable from the dataset.
 
     Args:
         dataset: What the workers read.
-        context: A multiprocessing context, or the name of a start method.
+        method: How the workers start.
     """
-    if start_method(context) != "fork":
+    if method != "fork":
         return
     found = find_open_files(dataset)
     shown = ", ".join(f"{path} ({what})" for path, what in itertools.islice(found.items(), 3))

@@ -3,16 +3,15 @@
 import contextlib
 import dataclasses
 import io
-import multiprocessing
 import pickle
-import sys
 import types
 from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any
 
+from loaderkit.system.main_program import WAYS_OUT, check_main_guard, main_file, why_it_ended
 from loaderkit.system.object_graph import parts_of
+from loaderkit.system.start import Start
 
 _SHOWN = 3  # paths in an error
 
@@ -37,54 +36,52 @@ def find_unpicklable(value: Any, *, name: str = "dataset") -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def explained(context: Any, work: Any, **more: Any) -> Iterator[None]:
-    """Add a note to a pickling error inside, with the parts that do not pickle.
+def explained(start: Start, work: Any, **more: Any) -> Iterator[None]:
+    """Start workers inside: say of an error which parts do not pickle, or what else workers that are not forked need.
 
     In a notebook, refuse classes and functions that workers could not import.
 
     Args:
-        context: A multiprocessing context, or the name of a start method.
+        start: How the workers start.
         work: What the worker runs: a dataclass, whose fields are searched.
         more: Further values that the worker needs, by name.
 
     Raises:
-        RuntimeError: If workers are not forked, and need a class or function that a notebook defines.
+        RuntimeError: If workers are not forked, and need a class or function that a notebook defines, or the main program has
+            no main guard, or the fork server fails.
     """
-    _check_notebook(start_method(context), (work, more))
+    check_main_guard(start)
+    _check_notebook(start, (work, more))
     try:
         yield
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        method = start_method(context)
         sent = {each.name: getattr(work, each.name) for each in dataclasses.fields(work) if each.init} | more
         found = [path for name, part in sent.items() for path in find_unpicklable(part, name=name)]
-        if found and method != "fork":
+        if found and start.method != "fork":
             shown = ", ".join(found[:_SHOWN]) + " and others" * (len(found) > _SHOWN)
             error.add_note(
                 f"loaderkit: {shown} {'does' if len(found) == 1 else 'do'} not pickle, and what a worker needs is pickled under "
-                f"{method!r}. Define it in a module, not in a function, and open files in the worker (loaderkit.Handle)."
+                f"{start.method!r} ({start.why}). Define it in a module, not in a function, and open files in the worker "
+                f"(loaderkit.Handle). Or {WAYS_OUT}."
             )
         raise
+    except (ConnectionError, EOFError) as error:
+        if start.method == "fork":
+            raise
+        raise RuntimeError(f"loader: the fork server ended while it started a worker. {why_it_ended(start)}") from error
 
 
-def _check_notebook(method: str, work: Any) -> None:
-    file = getattr(sys.modules["__main__"], "__file__", None)
-    if method == "fork" or (file is not None and Path(file).exists()):
+def _check_notebook(start: Start, work: Any) -> None:
+    if start.method == "fork" or main_file() is not None:
         return
     finder = _MainFinder(_Nowhere(), pickle.HIGHEST_PROTOCOL)
     with contextlib.suppress(Exception):  # what does not pickle has its own error
         finder.dump(work)
     if finder.names:
         raise RuntimeError(
-            f"loader: {', '.join(sorted(finder.names))} is defined in this notebook, and workers started by {method!r} cannot "
-            "import it. Move it to a module (a .py file) and import it from there, or give "
-            "multiprocessing_context='fork' where fork exists, or num_workers=0."
+            f"loader: {', '.join(sorted(finder.names))} is defined in this notebook, and workers started by {start.method!r} cannot "
+            f"import it ({start.why}). Move it to a module (a .py file) and import it from there, or {WAYS_OUT}."
         )
-
-
-def start_method(context: Any) -> str:
-    """Return the start method of a context, which may also be a method's name, or None for the default."""
-    chosen = context if hasattr(context, "get_start_method") else multiprocessing.get_context(context)
-    return str(chosen.get_start_method())
 
 
 def _search(value: Any, path: str, seen: set[int], found: dict[str, str]) -> bool:

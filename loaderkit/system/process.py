@@ -81,13 +81,13 @@ def outlive_signals(stopped: Callable[[], bool] = lambda: False) -> None:
             or (found == signal.SIG_DFL and not _survives(os.getpid(), number))
         ):
             # Not SIG_IGN, which programs that this worker starts would inherit.
-            signal.signal(number, _Outlive(parent.pid, callable(found), stopped))
+            signal.signal(number, Outlive(parent.pid, callable(found), stopped))
 
 
-class _Outlive:
+class Outlive:
     """A handler that lets a signal end this process, unless its parent survives that signal."""
 
-    def __init__(self, parent: int, handled: bool, stopped: Callable[[], bool]) -> None:
+    def __init__(self, parent: int, handled: bool = False, stopped: Callable[[], bool] = lambda: False) -> None:
         self._owner, self._parent, self._stopped = os.getpid(), parent, stopped
         self._handled = handled  # by the parent when it forked this process
 

@@ -337,7 +337,11 @@ def _stack_unusual(values: Sequence[Tensor], field: str) -> Tensor:
     """Stack sparse or nested tensors if torch can: it stacks COO tensors of one shape, and few others."""
     try:
         return torch.stack(list(values))
-    except RuntimeError as error:
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+    ) as error:  # some versions check nested tensors by a schema of their own
         what = "nested tensors" if values[0].is_nested else f"tensors of layout {values[0].layout}"
         raise CollateError(
             f"collate: {named(field)} has {what} that torch cannot stack. From parts of different lengths "

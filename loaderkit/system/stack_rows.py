@@ -16,6 +16,7 @@ from torch.utils.data import default_collate
 
 from loaderkit.system.batch_memory import LARGE, current, new_empty
 from loaderkit.system.nested import is_plain
+from loaderkit.system.worker_info import in_worker_process
 
 _LARGE_ROW = 1 << 17  # bytes; smaller rows stay in the caches anyway, and each row costs 5 us
 _NUMPY = frozenset(np.dtype(name) for name in ("?", *"bBhHiIqQlLefdFD"))  # in the machine's byte order
@@ -31,7 +32,7 @@ def stack_rows(values: Sequence[Tensor]) -> Tensor:
         if whole is not None and _are_rows(values, whole):
             return whole
     info = torch_data.get_worker_info()
-    if info is not None and not hasattr(info, "writes_into_slots"):
+    if info is not None and in_worker_process() and not hasattr(info, "writes_into_slots"):
         result: Tensor = default_collate(list(values))  # in a torch worker: into shared memory
         return result
     if lending is None or not all(map(_has_only_values, values)):

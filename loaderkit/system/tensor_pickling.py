@@ -54,6 +54,21 @@ class TensorsByValue:
         return pickle.PickleBuffer(content)
 
 
+def lazy_parts(value: Tensor) -> Any:
+    """Reduce a tensor whose conjugation or negation is still to be done; NotImplemented for others.
+
+    torch's own reduction forgets both: what arrives in another process has other numbers.
+    """
+    if value.is_conj():
+        return torch.conj, (value.conj(),)
+    return (torch._neg_view, (torch._neg_view(value),)) if value.is_neg() else NotImplemented
+
+
+def same(value: Any) -> Any:
+    """Return the value: what a reduction calls if another object stands in."""
+    return value
+
+
 def _make_tensor(
     memory: Any,
     dtype: torch.dtype,

@@ -301,6 +301,22 @@ def test_numbers_beyond_64_bits_are_named_among_bools() -> None:
         stack([{"a": True}, {"a": 2**63}])
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError, TypeError])
+def test_nested_samples_say_what_to_do_whatever_torch_raises(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch 2.8 checks jagged tensors by a schema, whose errors are ValueErrors."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise kind("NestedTensor stack(tensors: any, dim: any): expected tensors to be a jagged tensor")
+
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    monkeypatch.setattr(torch, "stack", refuse)
+    with pytest.raises(CollateError, match=r"has nested tensors that torch cannot stack.*RaggedCollate"):
+        stack([nested, nested])
+
+
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("engine", [{}, {"num_workers": 1}, {"num_workers": 1, "engine": "torch"}])

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import io
+import itertools
 import json
 import lzma
 import os
@@ -10,8 +11,9 @@ import tarfile
 import warnings
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +30,8 @@ from tars_made import make
 
 import loaderkit as lk
 from loaderkit.datasets.images.decode import decode_picture
+from loaderkit.datasets.images.decode import decode_picture as whole_picture
+from loaderkit.datasets.images.decoders import PictureDecoder, check_decoder
 from loaderkit.datasets.shards.index import index_path
 
 _NO_PRECISION = 9  # bits a channel, which no decoder of JPEG has
@@ -64,21 +68,27 @@ def pictures() -> dict[str, bytes]:
 PICTURES = pictures()
 
 
-def read_picture(content: bytes) -> tuple[tuple[int, ...], int]:
-    found = decode_picture(content, max_pixels=1 << 21)
+def read_picture(content: bytes, decoder: Any = None) -> tuple[tuple[int, ...], int]:
+    found = decode_picture(content, max_pixels=1 << 21, decoder=decoder)
     assert found.dtype.itemsize == 1
     return tuple(found.shape), zlib.crc32(found.contiguous().numpy().tobytes())
 
 
-@pytest.mark.parametrize("kind", PICTURES)
-def test_a_damaged_picture_is_decoded_or_an_error(kind: str, count: int) -> None:
+JPEGS = [kind for kind in PICTURES if kind.startswith("JPEG")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "decoder"), [*((kind, None) for kind in PICTURES), *itertools.product(JPEGS, ("torchcodec", "pillow"))]
+)
+def test_a_damaged_picture_is_decoded_or_an_error(kind: str, decoder: Any, count: int) -> None:
     content = PICTURES[kind]
-    whole = read_picture(content)
+    check_decoder("the test", decoder)  # a forked process has it then
+    whole = read_picture(content, decoder)
     cases = [*cuts(content), *changed_bytes(content, range(64)), *flips(content, count)]
     checked = {name for name, _ in (cases if kind.startswith("PNG") else cuts(content))}  # PNG has checksums
     if kind.startswith("PNG"):
         cases += [(f"{name}, repaired", with_checksums(damaged)) for name, damaged in cases]
-    found = outcomes(read_picture, cases, (ValueError,))
+    found = outcomes(partial(read_picture, decoder=decoder), cases, (ValueError,))
     assert len(found) == len(cases)
     assert sum(isinstance(result, str) for result in found.values()) > 50
     for name in checked:
@@ -124,8 +134,11 @@ def huge(kind: str, width: int, height: int) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("decoder", get_args(PictureDecoder))
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP"])
-def test_a_picture_that_claims_to_be_huge_is_an_error(kind: str) -> None:
+def test_a_picture_that_claims_to_be_huge_is_an_error(kind: str, decoder: PictureDecoder) -> None:
+    check_decoder("the test", decoder)  # a forked process has it then
+    decode_picture = partial(whole_picture, decoder=decoder)
     small = huge(kind, 9, 7)
     assert decode_picture(small, max_pixels=63).shape == (3, 7, 9)
     cases = [(f"{side} pixels", huge(kind, side, side)) for side in (12_000, 20_000, 60_000)]

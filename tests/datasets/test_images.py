@@ -1,11 +1,10 @@
 """Pictures in folders: torchvision's order and pixels, upright RGB whatever the file holds."""
 
 import io
-import multiprocessing
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -20,28 +19,14 @@ from torchvision.transforms import v2
 import loaderkit as lk
 from loaderkit import testing
 from loaderkit.datasets.images.decode import decode_picture
+from loaderkit.datasets.images.decoders import PictureDecoder
 
 Decode = Callable[[bytes], Tensor]
 
 
-def hide_torchvision() -> None:
-    sys.modules["torchvision"] = None  # type: ignore[assignment]  # importing it now fails
-    sys.modules["torchvision.io"] = None  # type: ignore[assignment]
-
-
-def decode_to_array(data: bytes) -> Any:
-    return decode_picture(data).numpy()
-
-
-@pytest.fixture(scope="module")
-def without_torchvision() -> Iterator[Decode]:
-    with multiprocessing.get_context("spawn").Pool(1, hide_torchvision) as process:
-        yield lambda data: torch.from_numpy(process.apply_async(decode_to_array, [data]).get(120))
-
-
-@pytest.fixture(params=["torchvision", "Pillow alone"])
-def decode(request: pytest.FixtureRequest, without_torchvision: Decode) -> Decode:
-    return decode_picture if request.param == "torchvision" else without_torchvision
+@pytest.fixture(params=get_args(PictureDecoder))
+def decode(request: pytest.FixtureRequest) -> Decode:
+    return partial(decode_picture, decoder=request.param)
 
 
 @pytest.mark.each_value

@@ -111,7 +111,7 @@ def test_the_description_says_what_a_loader_does() -> None:
     assert pickle.loads(pickle.dumps(about)) == about
     assert str(about).splitlines() == [
         "engine: ring (num_workers=2)",
-        "workers: 2 (num_workers), started by spawn, up to 6 batches ahead, dealt to whoever is free",
+        "workers: 2 (num_workers), started by spawn (multiprocessing_context), up to 6 batches ahead, dealt to whoever is free",
         "pinned: no (the device is cpu)",
         "device: cpu",
     ]
@@ -150,6 +150,6 @@ def test_a_streams_workers_are_torchs(engine: Any) -> None:
     loader = lk.Loader(stream, 2, num_workers=2, engine=engine, multiprocessing_context="fork")
     assert str(loader.describe()).splitlines()[:2] == [
         "engine: torch (torch's workers read a stream)",
-        "workers: 2 (num_workers), started by fork, up to 4 batches ahead, dealt in turn",
+        "workers: 2 (num_workers), started by fork (multiprocessing_context), up to 4 batches ahead, dealt in turn",
     ]
     assert str(lk.Loader(stream, 2).describe()) == str(lk.Loader(Pids(), 2).describe())  # without workers

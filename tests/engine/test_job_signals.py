@@ -90,8 +90,8 @@ def train(kind: str, method: str, number: int, handled: str, calls: Path, test: 
     os.setsid()
     signal.alarm(120)  # ends it, if it hangs
     vars(forkserver._forkserver).update(
-        _forkserver_pid=None, _forkserver_address=None
-    )  # a server of the tests is not its child
+        _forkserver_pid=None, _forkserver_address=None, _preload_modules=["__main__"]
+    )  # a server of the tests is not its child, and imports what the tests need
 
     def note(*_: Any) -> None:
         with calls.open("a") as file:
@@ -118,6 +118,9 @@ CASES = [
     ("torch", "fork", signal.SIGUSR1, "never"),
     ("ring", "fork", signal.SIGTERM, "ignored"),
     ("ring", "forkserver", signal.SIGUSR1, "before"),
+    ("torch", "forkserver", signal.SIGTERM, "before"),
+    ("iterable", "forkserver", signal.SIGTERM, "later"),
+    ("torch", "forkserver", signal.SIGTERM, "never"),
     ("torch", "spawn", signal.SIGTERM, "before"),
     ("iterable", "spawn", signal.SIGUSR2, "before"),
     ("ring", "spawn", signal.SIGTERM, "never"),

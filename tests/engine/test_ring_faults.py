@@ -307,11 +307,11 @@ class Absent:
 @pytest.mark.parametrize(
     ("dataset", "kind", "message"),
     [
-        (Absent(os.getpid()), WorkerDied, "ended by itself, with exit code 1"),
+        (Absent(os.getpid()), RuntimeError, "a worker cannot unpickle what it received: ImportError: no such module"),
         (
             threading.Lock(),
             TypeError,
-            r"(?s)cannot pickle.*dataset.what does not.* under 'forkserver'. Define it in a module",
+            r"(?s)cannot pickle.*dataset.what does not.* under 'forkserver' .multiprocessing_context.. Define it in a module",
         ),
         ([lambda: None], (AttributeError, pickle.PicklingError), r"(?s)pickle.*dataset.what\[0\] does not pickle"),
     ],

@@ -1,8 +1,10 @@
 """What a worker is told: the user's dataset, which `worker_init_fn` may change, and a seed of its own."""
 
+import dataclasses
 import itertools
 import math
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -212,3 +214,79 @@ class Told(Seeded):
 
 def test_threads_are_no_workers_to_torch() -> None:
     assert all(torch.cat(list(lk.Loader(Told(), 4, num_workers=2, engine="threads"))).tolist())
+
+
+class ToldWho(Squares):
+    """Its samples say what the worker is told."""
+
+    draws_nothing = True
+
+    def __getitem__(self, index: int) -> Any:
+        info: Any = torch_data.get_worker_info()
+        if info is None:
+            return torch.zeros(5, dtype=torch.int64)
+        return torch.tensor([1, info.id, info.num_workers, int(info.dataset is self), info.seed % 2**31])
+
+
+class Drawing(Squares):
+    draws_only_sample_rng = True
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([lk.sample_rng().random(), float(torch.initial_seed() % 2**31)])
+
+
+@pytest.fixture
+def next_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch keep `get_worker_info()` for each thread, as its next version does."""
+    from torch.utils.data._utils import worker
+
+    of_thread = threading.local()
+
+    def get_worker_info() -> Any:
+        return getattr(of_thread, "worker_info", None) or worker._worker_info
+
+    @dataclasses.dataclass(frozen=True)
+    class WorkerInfo:
+        id: int
+        num_workers: int
+        seed: int
+        dataset: Any
+        rng: Any = None
+        worker_method: str = "multiprocessing"
+
+    monkeypatch.setattr(worker, "_thread_local_worker_info", of_thread, raising=False)
+    monkeypatch.setattr(worker, "WorkerInfo", WorkerInfo)
+    for module in (worker, torch_data):
+        monkeypatch.setattr(module, "get_worker_info", get_worker_info)
+
+
+@pytest.mark.usefixtures("next_torch")
+def test_threads_are_told_if_torch_keeps_that_for_each_thread() -> None:
+    data = ToldWho()
+    found = torch.cat(list(lk.Loader(data, 1, num_workers=3, engine="threads")))
+    assert found[:, 0].tolist() == [1] * 10
+    assert set(found[:, 1].tolist()) <= {0, 1, 2}
+    assert found[:, 2:4].tolist() == [[3, 1]] * 10
+    assert len({tuple(row) for row in found[:, [1, 4]].tolist()}) == len(set(found[:, 1].tolist()))
+    assert torch_data.get_worker_info() is None  # the trainer's thread is no worker
+    # A worker process is told as before.
+    told = torch.cat(list(lk.Loader(data, 2, num_workers=1, engine="torch", multiprocessing_context="fork")))
+    assert told[:, :4].tolist() == [[1, 0, 1, 1]] * 10
+
+
+@pytest.mark.usefixtures("next_torch")
+def test_a_thread_that_is_told_is_no_worker_process() -> None:
+    """It neither makes batches in shared memory nor keeps the trainer's generators seeded."""
+    alone, threads = (
+        list(lk.Loader(Drawing(), 4, shuffle=True, **more)) for more in ({}, {"num_workers": 2, "engine": "threads"})
+    )
+    assert torch.equal(torch.cat(alone), torch.cat(threads))
+    large = next(iter(lk.Loader([torch.ones(1 << 18)] * 4, 4, num_workers=1, engine="threads", collate_fn=stacked)))
+    assert not large.is_shared()
+
+
+def stacked(samples: list[torch.Tensor]) -> Any:
+    return torch_data.default_convert(torch.stack(samples))
+
+
+stacked.draws_nothing = True  # type: ignore[attr-defined]

@@ -265,3 +265,19 @@ def test_a_file_of_something_else_is_named(tmp_path: Path, content: str) -> None
     path.write_text(content)
     with pytest.raises(ValueError, match=r"a.json: can't be read as COCO annotations"):
         DetectionDataModule(path).train_dataloader()
+
+
+def test_a_decoder_is_named_and_part_of_the_fingerprint_if_its_pixels_may_be_others(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 6)).save(tmp_path / "1.jpg")
+    samples = [{"image": str(tmp_path / "1.jpg"), "boxes": [[0, 0, 2, 2]], "labels": ["x"]}]
+    found = []
+    for decoder in (None, "torchvision", "torchcodec", "pillow"):
+        settings: Any = {"loader": lk.LoaderConfig(batch_size=1), "decoder": decoder}
+        data = lk.DetectionDataModule(train=samples, classes=["x"], **settings)
+        data.setup("fit")
+        found.append(str(data.train_dataloader().state_dict()["identity"]))
+        assert next(iter(data.train_dataloader()))[0][0].shape == (3, 6, 8)
+    assert found[0] == found[1] == found[2]
+    assert found[3] != found[0]
+    with pytest.raises(ValueError, match="DetectionDataModule: decoder is 'opencv'"):
+        lk.DetectionDataModule(train=samples, classes=["x"], decoder="opencv")  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """What is published is ready: one version everywhere, whole metadata, and a workflow that only a person starts."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -40,6 +41,7 @@ def test_an_index_shows_what_a_reader_looks_for() -> None:
     assert PROJECT["readme"] == "README.md"
     assert PROJECT["license"] == "Apache-2.0"
     assert any(classifier.startswith("Operating System :: POSIX :: Linux") for classifier in PROJECT["classifiers"])
-    assert {"Programming Language :: Python :: 3.11", "Programming Language :: Python :: 3.13"} <= set(
-        PROJECT["classifiers"]
-    )
+    versions = [each.rpartition(" ")[2] for each in PROJECT["classifiers"] if "Python :: 3." in each]
+    assert versions == ["3.11", "3.12", "3.13", "3.14"]
+    assert f"python: {json.dumps(versions)}" in TEST  # each is tested
+    assert PROJECT["requires-python"] == f">={versions[0]}"  # and newer ones are not refused

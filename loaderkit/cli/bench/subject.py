@@ -139,7 +139,7 @@ def subject_of(source: Any, *, batch_size: int | None, spawn: bool) -> Subject:
     return dataclasses.replace(found, config=dataclasses.replace(found.config, **changes))
 
 
-def _of_data_loader(loader: torch_data.DataLoader[Any]) -> Subject:
+def _of_data_loader(loader: Any) -> Subject:
     if loader.batch_size is None or type(loader.batch_sampler) not in (torch_data.BatchSampler, type(None)):
         raise ValueError("the DataLoader has its own batch sampler. Give a lk.Loader with a plan, or the dataset.")
     config = LoaderConfig(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from loaderkit.datasets.images.checks import MAX_PIXELS, PNG, check_png, check_png_rows, check_size, jpeg_shape
+from loaderkit.datasets.images.decoders import PictureDecoder, find_operator, jpeg_decoder
 from loaderkit.datasets.images.exif import jpeg_orientation, upright
 from loaderkit.system.threads import threads_of_a_read
 
@@ -25,10 +26,12 @@ _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # EXIF's tag, and its values for a
 _FOR_A_THREAD = 8  # pictures; waking a thread takes longer than decoding fewer
 
 
-def decode_picture(data: bytes, *, max_pixels: int | None = MAX_PIXELS) -> Tensor:
+def decode_picture(
+    data: bytes, *, max_pixels: int | None = MAX_PIXELS, decoder: PictureDecoder | None = None
+) -> Tensor:
     """Decode a picture to a uint8 tensor (3, H, W).
 
-    torchvision reads JPEG if it has this decoder. Pillow reads everything else, and the first frame of
+    The decoder reads JPEG. Pillow reads everything else, and the first frame of
     animations. Grey pictures get three equal channels, palettes and CMYK become RGB, and transparency is dropped. Channels
     of 16 bits keep their upper 8. EXIF orientation is applied.
 
@@ -36,32 +39,38 @@ def decode_picture(data: bytes, *, max_pixels: int | None = MAX_PIXELS) -> Tenso
         data: The content of a file.
         max_pixels: The largest picture to decode, width times height; None for any. Pillow also has a limit,
             `PIL.Image.MAX_IMAGE_PIXELS`: it warns above it, and refuses twice as many.
+        decoder: "torchvision", "torchcodec" or "pillow". None is torchcodec if it is installed, else torchvision.
 
     Raises:
         ValueError: If no decoder can read the picture, or it is too large.
+        ImportError: If the decoder is missing.
     """
-    decode = _torchvision_operator("decode_jpeg") if data.startswith(_JPEG) else None
+    if not data.startswith(_JPEG):
+        return _decode_with_pillow(data, max_pixels)
+    decode = jpeg_decoder(decoder)
+    _check_jpeg(data, max_pixels)
     if decode is None:
         return _decode_with_pillow(data, max_pixels)
-    _check_jpeg(data, max_pixels)
     try:
-        pixels: Tensor = decode(torch.frombuffer(bytearray(data), dtype=torch.uint8), _RGB, True)
+        return decode(data)
     except RuntimeError:
         return _decode_with_pillow(data, max_pixels)  # reads more pictures, and has better messages
-    return pixels
 
 
-def decode_pictures(contents: Sequence[memoryview], *, max_pixels: int | None = MAX_PIXELS) -> list[Tensor]:
+def decode_pictures(
+    contents: Sequence[memoryview], *, max_pixels: int | None = MAX_PIXELS, decoder: PictureDecoder | None = None
+) -> list[Tensor]:
     """Decode pictures in as many threads as torch may use; a worker process or thread uses one.
 
     Args:
         contents: The encoded pictures.
         max_pixels: The largest picture to decode; None for any.
+        decoder: What decodes JPEG, as for `decode_picture`.
 
     Raises:
         ValueError: If no decoder can read one of the pictures, or it is too large.
     """
-    decode_each = partial(_decode_each, max_pixels=max_pixels)
+    decode_each = partial(_decode_each, max_pixels=max_pixels, decoder=decoder)
     threads = min(threads_of_a_read(), len(contents) // _FOR_A_THREAD)
     if threads < 2:
         return decode_each(contents)
@@ -99,7 +108,7 @@ def decode_pictures_on(
 
 
 def _decode_by_nvjpeg(contents: Sequence[bytes], device: torch.device) -> list[Tensor]:
-    decode = _find_operator("decode_jpegs_cuda")
+    decode = find_operator("decode_jpegs_cuda")
     if decode is None:
         raise RuntimeError(
             "torchvision is missing or has no nvJPEG: install its build for CUDA (extra 'images'), or decode on the CPU."
@@ -119,7 +128,9 @@ def _check_jpeg(data: bytes, max_pixels: int | None) -> int:
     return channels
 
 
-def picture_size(file: BinaryIO, *, max_pixels: int | None = MAX_PIXELS) -> tuple[int, int]:
+def picture_size(
+    file: BinaryIO, *, max_pixels: int | None = MAX_PIXELS, decoder: PictureDecoder | None = None
+) -> tuple[int, int]:
     """Return the height and width that `decode_picture` gives a picture. Only its header is read.
 
     The EXIF orientation of a PNG counts if it comes before the pixels.
@@ -138,7 +149,7 @@ def picture_size(file: BinaryIO, *, max_pixels: int | None = MAX_PIXELS) -> tupl
             width, height = picture.size
             check_size(width, height, max_pixels)
             is_png = picture.format == "PNG"
-            if is_png or (picture.format == "JPEG" and _torchvision_operator("decode_jpeg")):
+            if is_png or (picture.format == "JPEG" and decoder != "pillow"):
                 for name in _IGNORED_IN_PNG:
                     picture.info.pop(name, None)
             # Pillow would decode a PNG to look for EXIF after its pixels, and has turned a TIFF's size already.
@@ -151,27 +162,16 @@ def picture_size(file: BinaryIO, *, max_pixels: int | None = MAX_PIXELS) -> tupl
     return (width, height) if turned else (height, width)
 
 
-def _decode_each(contents: Sequence[memoryview], max_pixels: int | None) -> list[Tensor]:
-    return [decode_picture(bytes(content), max_pixels=max_pixels) for content in contents]
+def _decode_each(
+    contents: Sequence[memoryview], max_pixels: int | None, decoder: PictureDecoder | None
+) -> list[Tensor]:
+    return [decode_picture(bytes(content), max_pixels=max_pixels, decoder=decoder) for content in contents]
 
 
 @cache
 def _threads(process: int, count: int) -> ThreadPoolExecutor:
     """Return the threads of a process; a forked process cannot use those of its parent."""
     return ThreadPoolExecutor(count, thread_name_prefix=f"decode in {process}")
-
-
-def _find_operator(name: str) -> Any:
-    # The operator itself: its Python function warns at each call since torchvision 0.29.
-    try:
-        import torchvision.io  # noqa: F401 - registers the operators
-    except ImportError:
-        return None
-    operator = getattr(torch.ops.image, name, None)
-    return getattr(operator, "default", None)  # skips the search for an overload at each call
-
-
-_torchvision_operator = cache(_find_operator)
 
 
 def _decode_with_pillow(data: bytes, max_pixels: int | None) -> Tensor:

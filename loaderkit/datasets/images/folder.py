@@ -11,6 +11,7 @@ from loaderkit.datasets.base import check_index
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture
+from loaderkit.datasets.images.decoders import PictureDecoder, check_decoder, decoder_fingerprint
 from loaderkit.datasets.places import Place
 from loaderkit.files.regular_file import read_regular
 from loaderkit.files.signatures import describe
@@ -35,6 +36,8 @@ class ImageFolder(DeclaresDraws):
         allow_empty: Whether a class may have no pictures.
         max_pixels: The largest picture to decode, width times height; None for any. A larger one is an error, so that no
             damaged or hostile header exhausts memory.
+        decoder: What decodes JPEG: "torchvision", "torchcodec" or "pillow". The first two give the same pixels. None is torchcodec if
+            it is installed, else torchvision. Pillow decodes everything else. A run resumes with its decoder.
 
     Attributes:
         classes: Names of the classes, sorted.
@@ -68,9 +71,11 @@ class ImageFolder(DeclaresDraws):
         extensions: Sequence[str] = EXTENSIONS,
         allow_empty: bool = False,
         max_pixels: int | None = MAX_PIXELS,
+        decoder: PictureDecoder | None = None,
     ) -> None:
         check_max_pixels("ImageFolder", max_pixels)
-        self.root, self.max_pixels = Path(root), max_pixels
+        check_decoder("ImageFolder", decoder)
+        self.root, self.max_pixels, self.decoder = Path(root), max_pixels, decoder
         self.transform = transform
         if not self.root.is_dir():
             raise FileNotFoundError(
@@ -108,7 +113,7 @@ class ImageFolder(DeclaresDraws):
         path = self.path(index)
         content = read_regular(path)
         try:
-            picture = decode_picture(content, max_pixels=self.max_pixels)
+            picture = decode_picture(content, max_pixels=self.max_pixels, decoder=self.decoder)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         return picture if self.transform is None else self.transform(picture), int(self.targets[index])
@@ -129,9 +134,9 @@ class ImageFolder(DeclaresDraws):
         return Place(str(self.path(index)))
 
     def fingerprint(self) -> str:
-        """Return a digest of the paths relative to the root, which name the classes and the order."""
+        """Return a digest of the paths relative to the root, which name the classes and the order, and Pillow if it decodes."""
         found = digest(self._paths, self._ends.astype("<i8"))
-        return f"images-1 {len(self)} in {len(self.classes)} classes, {found}"
+        return f"images-1 {len(self)} in {len(self.classes)} classes, {found}{decoder_fingerprint(self.decoder)}"
 
 
 def _pictures(root: Path, folder: str, extensions: tuple[str, ...]) -> Iterator[str]:

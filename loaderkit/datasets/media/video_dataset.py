@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
 
 from loaderkit.datasets.base import MapStyle
 from loaderkit.datasets.images.checks import check_max_pixels
@@ -19,6 +18,7 @@ from loaderkit.datasets.media.pyav_video import read_video_header
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.worker_info import in_worker_process
 
 _CLIPS = ("random", "middle", "even", "all")
 _ROUNDING = 1e-6  # of a frame
@@ -154,7 +154,7 @@ class VideoDataset(ClipDataset):
     def _open(self, content: Content) -> AbstractContextManager[VideoReader]:
         settings: dict[str, Any] = {"max_pixels": self.max_pixels}
         if self.device.type != "cpu":
-            if get_worker_info() is not None:
+            if in_worker_process():
                 raise RuntimeError(
                     f"VideoDataset: device='{self.device}' in a worker process, where CUDA cannot be used after a fork, and frames would "
                     "be copied back. Give the Loader num_workers=0 or engine='threads'."

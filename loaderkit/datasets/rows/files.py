@@ -15,6 +15,7 @@ from torch import Tensor
 
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture, is_picture, picture_size
+from loaderkit.datasets.images.decoders import PictureDecoder, check_decoder
 from loaderkit.datasets.rows.named_rows import naming
 from loaderkit.files.regular_file import open_regular
 from loaderkit.files.storage import Storage
@@ -36,6 +37,7 @@ class FileReader:
         storage: How to reach URLs.
         outside: Whether rows may name local files outside of the root.
         max_pixels: The largest picture to decode, width times height; None for any.
+        decoder: What decodes JPEG, as for `ImageFolder`.
     """
 
     owner: str
@@ -43,9 +45,11 @@ class FileReader:
     storage: Storage | None = None
     outside: bool = False
     max_pixels: int | None = MAX_PIXELS
+    decoder: PictureDecoder | None = None
 
     def __post_init__(self) -> None:
         check_max_pixels(self.owner, self.max_pixels)
+        check_decoder(self.owner, self.decoder)
 
     def find(self, value: Any) -> bytes | str:
         """Return the bytes in a value, or the path or URL of its file.
@@ -83,9 +87,9 @@ class FileReader:
             return torch.from_numpy(np.array(value.convert("RGB"))).permute(2, 0, 1)
         found = self.find(value)
         if isinstance(found, bytes):
-            return decode_picture(found, max_pixels=self.max_pixels)
+            return decode_picture(found, max_pixels=self.max_pixels, decoder=self.decoder)
         with naming(found), self._open(found) as file:
-            return decode_picture(file.read(), max_pixels=self.max_pixels)
+            return decode_picture(file.read(), max_pixels=self.max_pixels, decoder=self.decoder)
 
     def size(self, value: Any) -> tuple[int, int]:
         """Return the height and width of a picture, from its header. Raises as `picture` does."""
@@ -94,9 +98,9 @@ class FileReader:
             return height, width
         found = self.find(value)
         if isinstance(found, bytes):
-            return picture_size(io.BytesIO(found), max_pixels=self.max_pixels)
+            return picture_size(io.BytesIO(found), max_pixels=self.max_pixels, decoder=self.decoder)
         with naming(found), self._open(found, whole=False) as file:
-            return picture_size(file, max_pixels=self.max_pixels)
+            return picture_size(file, max_pixels=self.max_pixels, decoder=self.decoder)
 
     def _place(self, name: str) -> str:
         """Return the path or URL of a name in a row."""

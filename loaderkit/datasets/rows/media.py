@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from loaderkit.datasets.base import MapStyle
 from loaderkit.datasets.images.checks import MAX_PIXELS
+from loaderkit.datasets.images.decoders import PictureDecoder, decoder_fingerprint
 from loaderkit.datasets.media.audio_dataset import AudioDataset
 from loaderkit.datasets.media.clips import ClipDataset
 from loaderkit.datasets.media.video_dataset import VideoDataset
@@ -45,6 +46,7 @@ class MediaDataset(NamedRows[dict[str, Any]]):
         storage: How to reach URLs, and where to keep copies.
         outside: Whether rows may name any local file.
         max_pixels: The largest picture to decode, width times height; None for any.
+        decoder: What decodes JPEG pictures, as for `ImageFolder`.
         audio: Settings of `AudioDataset`: {"clip_s": 2, "sample_rate": 16000}. A row has one clip, so `clips` is not "all".
         video: Settings of `VideoDataset`: {"frames": 8, "fps": 2}.
 
@@ -71,6 +73,7 @@ class MediaDataset(NamedRows[dict[str, Any]]):
         storage: Storage | None = None,
         outside: bool = False,
         max_pixels: int | None = MAX_PIXELS,
+        decoder: PictureDecoder | None = None,
         audio: Mapping[str, Any] | None = None,
         video: Mapping[str, Any] | None = None,
     ) -> None:
@@ -82,8 +85,15 @@ class MediaDataset(NamedRows[dict[str, Any]]):
         for kind, settings, make in (("audio", audio, AudioDataset), ("video", video, VideoDataset)):
             if settings is not None or kind in fields.values():
                 clips[kind] = _clip_reader(f"{name}: {kind}", make, settings or {}, storage)
-        files = FileReader(owner=name, root=root, storage=storage, outside=outside, max_pixels=max_pixels)
+        files = FileReader(
+            owner=name, root=root, storage=storage, outside=outside, max_pixels=max_pixels, decoder=decoder
+        )
         super().__init__(records_of(source, name), _Loaded(dict(fields), files, clips))
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the rows, and the decoder of pictures if its pixels may be others than usual."""
+        loaded: Any = self.transform
+        return super().fingerprint() + decoder_fingerprint(loaded.files.decoder)
 
 
 @dataclass(frozen=True, slots=True)

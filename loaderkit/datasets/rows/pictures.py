@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from loaderkit.datasets.images.checks import MAX_PIXELS
+from loaderkit.datasets.images.decoders import PictureDecoder, decoder_fingerprint
 from loaderkit.datasets.rows.files import FileReader
 from loaderkit.datasets.rows.named_rows import naming
 from loaderkit.datasets.rows.parts import Part
@@ -44,6 +45,7 @@ class Pictures:
         storage: How to reach URLs, and where to keep copies.
         outside: Whether rows may name any local file.
         max_pixels: The largest picture to decode, width times height; None for any.
+        decoder: What decodes JPEG, as for `ImageFolder`.
 
     Raises:
         ValueError: If max_pixels is out of range.
@@ -64,6 +66,7 @@ class Pictures:
     storage: Storage | None = None
     outside: bool = False
     max_pixels: int | None = MAX_PIXELS
+    decoder: PictureDecoder | None = None
 
     def __post_init__(self) -> None:
         self.reader("Pictures")
@@ -71,13 +74,20 @@ class Pictures:
     def reader(self, owner: str) -> FileReader:
         """Return what reads the files."""
         return FileReader(
-            owner=owner, root=self.root, storage=self.storage, outside=self.outside, max_pixels=self.max_pixels
+            owner=owner,
+            root=self.root,
+            storage=self.storage,
+            outside=self.outside,
+            max_pixels=self.max_pixels,
+            decoder=self.decoder,
         )
 
     def fingerprint(self) -> str:
-        """Return the settings that decide the tokens."""
+        """Return the settings that decide the tokens, and the decoder if its pixels may be others than usual."""
         cost = repr(self.patches) if dataclasses.is_dataclass(self.patches) else type(self.patches).__qualname__
-        return f"pictures of {cost} as {self.before}, {self.placeholder}, {self.after}"
+        return (
+            f"pictures of {cost} as {self.before}, {self.placeholder}, {self.after}{decoder_fingerprint(self.decoder)}"
+        )
 
 
 class Row(NamedTuple):

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
-import torch.utils.data as torch_data
 
 from loaderkit.datasets.bad_samples import BadSamples, BadSamplesError, describe
 from loaderkit.datasets.streams.samples import Failed, PendingSample, Step
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.state import COUNT
+from loaderkit.system.worker_info import in_worker_process
 
 _END = object()
 _OWN = 5  # numbers of a place; those of inner places follow
@@ -187,9 +187,7 @@ class LaneReader:
         positions = np.arange(start.position, start.position + count, dtype=np.int64)
         samples: list[_Read] = []
         shard, number = start.shard, start.sample
-        with SampleSeeds(
-            hash_positions(positions, "read", *self._keys), restore=torch_data.get_worker_info() is None
-        ) as seeds:
+        with SampleSeeds(hash_positions(positions, "read", *self._keys), restore=not in_worker_process()) as seeds:
             while len(samples) < count and shard < len(self._shards):
                 share = self._shards[shard]
                 block = number // stream.block

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, ClassVar, Self
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture
+from loaderkit.datasets.images.decoders import PictureDecoder, check_decoder, decoder_fingerprint
 from loaderkit.datasets.streams.dataset import check_skipped
 from loaderkit.datasets.tar.dataset import DECODERS, Decoder
 from loaderkit.files.storage import Storage
@@ -67,6 +68,7 @@ class TarReader:
     Args:
         decode: Maps an extension to a function that decodes a file's bytes, as for `TarDataset`.
         max_pixels: The largest picture that `DECODERS` decode, width times height; None for any.
+        decoder: What decodes JPEG in `DECODERS`, as for `TarDataset`.
         storage: How to reach remote files.
 
     Raises:
@@ -94,9 +96,15 @@ class TarReader:
     decode: Mapping[str, Decoder] | None = field(default_factory=lambda: DECODERS)
     max_pixels: int | None = MAX_PIXELS
     storage: Storage | None = field(default=None, repr=False, compare=False)
+    decoder: PictureDecoder | None = None
 
     def __post_init__(self) -> None:
         check_max_pixels("TarReader", self.max_pixels)
+        check_decoder("TarReader", self.decoder)
+
+    def fingerprint(self) -> str | None:
+        """Return the decoder if its pixels may be others than usual."""
+        return decoder_fingerprint(self.decoder).strip() or None
 
     def __call__(self, shard: str, start: int) -> Iterator[dict[str, Any]]:
         decode, found = self.decode or {}, 0
@@ -118,7 +126,11 @@ class TarReader:
 
     def _decode(self, decoder: Decoder, content: bytes) -> Any:
         is_picture = decoder is decode_picture
-        return decode_picture(content, max_pixels=self.max_pixels) if is_picture else decoder(content)
+        return (
+            decode_picture(content, max_pixels=self.max_pixels, decoder=self.decoder)
+            if is_picture
+            else decoder(content)
+        )
 
 
 class _Member(tarfile.TarInfo):

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch.utils.data as torch_data
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples, describe, drop_traceback, portable
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.names import function_name
+from loaderkit.system.worker_info import in_worker_process
 
 
 class Step(NamedTuple):
@@ -91,6 +91,4 @@ def transform_samples(
 
 def seeds_of(pending: Sequence[PendingSample]) -> SampleSeeds:
     """Return the samples' seeds. In the main process they restore the random generators, which belong to the user."""
-    return SampleSeeds(
-        np.array([each.seed for each in pending], dtype=np.uint64), restore=torch_data.get_worker_info() is None
-    )
+    return SampleSeeds(np.array([each.seed for each in pending], dtype=np.uint64), restore=not in_worker_process())

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture, decode_pictures
+from loaderkit.datasets.images.decoders import PictureDecoder, check_decoder, decoder_fingerprint
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.npyheader import decode_npy
 from loaderkit.datasets.shards.sharded import ShardedDataset
@@ -47,6 +48,8 @@ class TarDataset(ShardedDataset):
         decode: Decoders by extension (`seg.png`) or by its last part (`png`); each takes the file's bytes. A file without
             a decoder stays bytes. None decodes nothing. `DECODERS | {"jpg": mine}` changes one decoder.
         max_pixels: The largest picture that `DECODERS` decode, width times height; None for any.
+        decoder: What decodes JPEG in `DECODERS`: "torchvision", "torchcodec" or "pillow". The first two give the same pixels. None is torchcodec if
+            it is installed, else torchvision. Pillow decodes everything else. A run resumes with its decoder.
         transform: Called with each decoded sample; its result replaces the sample.
         index_dir: Folder of the index files. None: LOADERKIT_INDEX_DIR, else `~/.cache/loaderkit/index`.
         max_open: Shards that a process keeps open, with all its threads.
@@ -81,6 +84,7 @@ class TarDataset(ShardedDataset):
         *,
         decode: Mapping[str, Decoder] | None = DECODERS,
         max_pixels: int | None = MAX_PIXELS,
+        decoder: PictureDecoder | None = None,
         transform: Callable[[Any], Any] | None = None,
         index_dir: str | os.PathLike[str] | None = None,
         max_open: int = 256,
@@ -88,10 +92,11 @@ class TarDataset(ShardedDataset):
         split: str | None = None,
     ) -> None:
         check_max_pixels("TarDataset", max_pixels)
+        check_decoder("TarDataset", decoder)
         super().__init__(
             urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage, split=split
         )
-        self._decode, self._max_pixels = dict(decode or {}), max_pixels
+        self._decode, self._max_pixels, self.decoder = dict(decode or {}), max_pixels, decoder
         known = set(map(id, DECODERS.values()))
         custom = [decode for decode in self._decode.values() if id(decode) not in known]
         self._decoders_draw = max(map(draws, custom), default=Draws.NOTHING)
@@ -115,9 +120,10 @@ class TarDataset(ShardedDataset):
         return indexes
 
     def fingerprint(self) -> str:
-        """Return the shards' names and sizes, and which samples a split leaves out."""
+        """Return the shards' names and sizes, which samples a split leaves out, and Pillow if it decodes."""
         left_out = sorted((shard_name(shard), sorted(keys)) for shard, keys in self.excluded_keys.items())
-        return super().fingerprint() + (f" without {digest(json.dumps(left_out).encode())}" if left_out else "")
+        found = super().fingerprint() + (f" without {digest(json.dumps(left_out).encode())}" if left_out else "")
+        return found + decoder_fingerprint(self.decoder)
 
     @staticmethod
     def has_offsets(index: ShardIndex) -> bool:
@@ -181,9 +187,9 @@ class TarDataset(ShardedDataset):
         are_pictures = decode is decode_picture
         if are_pictures:
             with contextlib.suppress(ValueError):  # the loop below finds out which file it is
-                values += decode_pictures(contents, max_pixels=self._max_pixels)
+                values += decode_pictures(contents, max_pixels=self._max_pixels, decoder=self.decoder)
                 return
-            decode = partial(decode_picture, max_pixels=self._max_pixels)
+            decode = partial(decode_picture, max_pixels=self._max_pixels, decoder=self.decoder)
         for content in map(bytes, contents):
             values.append(content if decode is None else decode(content))
 

@@ -19,6 +19,7 @@ from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.system.nested import pin
 from loaderkit.system.process import refuse_in_fork
+from loaderkit.system.start import Start, choose_start
 
 _HELD = 4  # batches that a user may keep before the next ones are copies
 
@@ -42,6 +43,7 @@ class RingEngine:
 
     name: str = "ring"
     pinned_why: str = ""
+    started: Start | None = None
 
     def __init__(
         self,
@@ -92,12 +94,13 @@ class RingEngine:
             cudart = None if self._in_place is None else self._find_cuda(self._in_place)
             if self._in_place is not None and cudart is None:
                 self.pinned_why = "CUDA is not available"
+            self.started = choose_start(self._context, self._reader)
             workers = Workers(
                 reader=self._reader,
                 count=self.num_workers,
                 seed=seed,
                 in_turn=self._in_turn,
-                context=self._context,
+                how=self.started,
                 init=self._init,
             )
             self._team = Team(workers, slots=self._most + _HELD, largest=self._largest, cudart=cudart)

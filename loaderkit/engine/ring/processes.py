@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import multiprocessing
 import os
 import select
 import signal
@@ -11,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from types import FrameType
 from typing import Any
 
@@ -22,8 +20,10 @@ from loaderkit.engine.ring.worker import PipeEnd, Worker
 from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.open_before_fork import warn_of_open_files
+from loaderkit.system.parcel import Parcel
 from loaderkit.system.pickling import explained
 from loaderkit.system.process import JOB_SIGNALS
+from loaderkit.system.start import Start, prepare_fork_server
 from loaderkit.system.threads import thread_pools
 
 _GRACE_S = 1.0  # for a worker to end by itself
@@ -137,7 +137,7 @@ class Workers:
     count: int
     seed: int  # each has one of its own, from this and its number
     in_turn: bool  # each has its own tasks; else the next free worker takes the next task
-    context: Any  # a start method or a context of multiprocessing; None is the platform's default
+    how: Start  # they are started
     init: Callable[[int], None] | None  # called in each worker with its number
 
     @property
@@ -147,19 +147,21 @@ class Workers:
 
     def start(self, own: Processes, slots: Slots, queues: list[int]) -> Iterator[int]:
         """Start the workers, which read tasks from `queues`; yield the pipe of each one's answers."""
-        context = self.context if hasattr(self.context, "Process") else multiprocessing.get_context(self.context)
-        method = context.get_start_method()
-        if method == "forkserver":
-            _preload()
-        forks = method == "fork"
+        forks = self.how.method == "fork"
         pools = thread_pools() if forks else None
-        warn_of_open_files(self.reader.dataset, context)
+        warn_of_open_files(self.reader.dataset, self.how.method)
+        prepare_fork_server(self.how)
+        parcel: Any = None if forks else Parcel(self.reader)
+        with contextlib.nullcontext() if forks else contextlib.closing(parcel):
+            yield from self._start_each(own, slots, queues, parcel, pools)
+
+    def _start_each(self, own: Processes, slots: Slots, queues: list[int], parcel: Any, pools: Any) -> Iterator[int]:
         for number in range(self.count):
             mine = queues[number % len(queues)]
             answers, theirs = own.pipe()
             os.set_blocking(answers, False)
             work = Worker(
-                reader=self.reader,
+                reader=parcel or self.reader,
                 slots=slots,
                 tasks=PipeEnd(mine),
                 answers=PipeEnd(theirs),
@@ -167,10 +169,10 @@ class Workers:
                 workers=self.count,
                 seed=derive_seed("ring", self.seed, number),
                 init=self.init,
-                inherited=[fd for fd in own.fds if fd not in (mine, theirs)] if forks else [],
+                inherited=[] if parcel else [fd for fd in own.fds if fd not in (mine, theirs)],
                 pools=pools,
             )
-            own.start(context.Process(target=work, daemon=True, name=f"loader worker {number}"))
+            own.start(self.how.context.Process(target=work, daemon=True, name=f"loader worker {number}"))
             own.close_fd(theirs)
             yield answers
 
@@ -188,7 +190,7 @@ class Workers:
     def explained(self, own: Processes) -> Iterator[None]:
         """If the workers cannot start, free everything and explain why."""
         try:
-            with explained(self.context, self.reader, worker_init_fn=self.init):
+            with explained(self.how, self.reader, worker_init_fn=self.init):
                 yield
         except BaseException as error:
             own.close()
@@ -203,13 +205,6 @@ class Workers:
     @property
     def _files(self) -> int:
         return 4 * self.count + 2 * self.queues + 6
-
-
-def _preload() -> None:
-    """Make the fork server import torch once, unless the user told it what to import."""
-    server: Any = forkserver._forkserver
-    if server._forkserver_pid is None and server._preload_modules == ["__main__"]:
-        forkserver.set_forkserver_preload(["__main__", "torch", "loaderkit.engine.ring.worker"])
 
 
 class _Turn:

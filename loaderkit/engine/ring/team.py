@@ -15,6 +15,7 @@ from loaderkit.engine.ring.pins import Pins
 from loaderkit.engine.ring.processes import Processes, Workers
 from loaderkit.engine.ring.slots import LARGE, Slots
 from loaderkit.engine.ring.worker import raise_again
+from loaderkit.system.main_program import why_it_ended
 from loaderkit.system.process import check_children, described
 
 _WINDOW = 64  # tasks after which a slot gives back memory that its batches did not need
@@ -202,6 +203,8 @@ class Team:
             f"loader: worker process {process.pid} {how}. Resume from the last checkpoint, or iterate again."
         )
         died.number = self.slots.doing[worker]
+        if died.number < 0 and code == 1 and (hint := why_it_ended(self._workers.how)):
+            died.add_note(f"loaderkit: {hint}")
         return died
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch.utils.data as torch_data
 from typing_extensions import override
 
 from loaderkit.datasets.hf import as_declared, epoch_of, restores_its_place, state_of_start
@@ -30,6 +29,7 @@ from loaderkit.seeding.private import Found, PrivateGenerators, private_generato
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.shared_numbers import own_numbers
 from loaderkit.system.state import COUNT, EPOCH
+from loaderkit.system.worker_info import in_worker_process
 
 _END = object()
 
@@ -250,7 +250,7 @@ class _WorkerReader:
     def seeds(self, start: int, count: int) -> SampleSeeds:
         task, numbers = self._task, np.arange(start, start + count, dtype=np.int64)
         words = hash_positions(numbers, "iterable", task.config.seed, task.cycle, task.rank, self._worker)
-        return SampleSeeds(words, restore=torch_data.get_worker_info() is None)
+        return SampleSeeds(words, restore=not in_worker_process())
 
     def _open(self) -> Iterator[Any]:
         if self._iterator is None:

@@ -1,5 +1,6 @@
 """A training described by a dict (a job), and functions that run it in a new process; also a script for one job."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import next_lightning
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint
@@ -348,6 +350,11 @@ class MinSizeModule(lk.DataModule):
 
 def run(job: dict[str, Any]) -> None:
     """Train as the job says in this process, and save the final weights."""
+    with next_lightning.installed() if job.get("next_lightning") else contextlib.nullcontext():
+        _run(job)
+
+
+def _run(job: dict[str, Any]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     pl.seed_everything(job.get("global_seed", 1), verbose=False)

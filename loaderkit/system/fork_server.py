@@ -1,0 +1,26 @@
+"""What the fork server imports, so that a signal to all processes of a job does not end it before the trainer.
+
+torch's workers watch the process that forked them, and end with it.
+"""
+
+import os
+import signal
+
+from loaderkit.system.process import JOB_SIGNALS, Outlive
+
+
+def _outlive() -> None:
+    """Let signals end this process only if they end its parent, the trainer. What it forks has the default handlers."""
+    for number in JOB_SIGNALS:
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, Outlive(os.getppid()))
+    os.register_at_fork(after_in_child=_reset)
+
+
+def _reset() -> None:
+    for number in JOB_SIGNALS:
+        if isinstance(signal.getsignal(number), Outlive):
+            signal.signal(number, signal.SIG_DFL)
+
+
+_outlive()

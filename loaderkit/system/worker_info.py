@@ -1,0 +1,27 @@
+"""What torch's `get_worker_info()` tells: in worker processes, and in threads that make batches with versions of torch that have those."""
+
+from typing import Any
+
+import torch.utils.data as torch_data
+from torch.utils.data._utils import worker as torch_worker
+
+
+def in_worker_process() -> bool:
+    """Return whether this is a worker process, whose generators and memory nobody else uses."""
+    info: Any = torch_data.get_worker_info()
+    return info is not None and getattr(info, "worker_method", None) != "thread"
+
+
+def with_dataset(info: Any, dataset: Any) -> torch_worker.WorkerInfo:
+    """Return what a worker is told, with another dataset."""
+    names = ("id", "num_workers", "seed", "rng", "worker_method")  # the last two since torch 2.14
+    about: dict[str, Any] = {name: getattr(info, name) for name in names if hasattr(info, name)}
+    return torch_worker.WorkerInfo(**about, dataset=dataset)
+
+
+def tell_thread(number: int, threads: int, seed: int, dataset: Any) -> None:
+    """Let `get_worker_info()` tell this thread which of a loader's threads it is, if torch keeps that for each thread."""
+    of_thread: Any = getattr(torch_worker, "_thread_local_worker_info", None)
+    if of_thread is not None:
+        about: dict[str, Any] = {"id": number, "num_workers": threads, "seed": seed, "dataset": dataset}
+        of_thread.worker_info = torch_worker.WorkerInfo(**about, worker_method="thread")
