@@ -197,7 +197,8 @@ class LoaderConfig:
         if not isinstance(self.timeout, int | float) or not self.timeout >= 0:
             raise ValueError(f"loader: timeout is {self.timeout!r}, wanted seconds, or 0 to wait forever.")
         if isinstance(context, str):
-            check_choice("loader", "multiprocessing_context", context, multiprocessing.get_all_start_methods())
+            methods = sorted(multiprocessing.get_all_start_methods())  # their order differs from version to version
+            check_choice("loader", "multiprocessing_context", context, methods)
 
     @property
     def tail_policy(self) -> Tail:
