@@ -24,6 +24,8 @@ from .datasets.bad_samples import BadSamplesError as BadSamplesError
 from .datasets.cached import CachedDataset as CachedDataset
 from .datasets.chats.dataset import ChatDataset as ChatDataset
 from .datasets.chats.preferences import PreferenceDataset as PreferenceDataset
+from .datasets.chunked.hdf5 import Hdf5Dataset as Hdf5Dataset
+from .datasets.chunked.zarr import ZarrDataset as ZarrDataset
 from .datasets.combine import ConcatDataset as ConcatDataset
 from .datasets.combine import MapDataset as MapDataset
 from .datasets.combine import SubsetDataset as SubsetDataset

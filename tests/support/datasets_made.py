@@ -133,6 +133,26 @@ def documents(folder: Path) -> Any:
     return lk.DocumentDataset(folder, max_open=1)
 
 
+def hdf5(folder: Path) -> Any:
+    h5py = pytest.importorskip("h5py")
+
+    def write(shard: int, numbers: range) -> None:
+        with h5py.File(folder / f"{shard}.h5", "w") as file:
+            file.create_dataset("n", data=list(numbers), chunks=(5,))
+            file["text"] = list(map(text_of, numbers))
+
+    each_shard(write)
+    return lk.Hdf5Dataset(folder, max_open=1, chunk_cache_bytes=100)
+
+
+def zarr(folder: Path) -> Any:
+    library = pytest.importorskip("zarr", "3")
+    group = library.open_group(folder / "a.zarr", mode="w")
+    group.create_array("n", data=np.arange(SAMPLES), chunks=(5,), fill_value=-1)
+    group.create_array("rows", data=np.arange(SAMPLES * 6).reshape(-1, 2, 3), chunks=(7, 1, 3), fill_value=-1)
+    return lk.ZarrDataset(folder / "a.zarr", chunk_cache_bytes=100)
+
+
 def image_folder(folder: Path) -> Any:
     for number in range(SAMPLES):
         place = folder / f"{number % 3}"
@@ -288,6 +308,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "HFDataset": hf,
     "HFDataset numpy": partial(hf, form="numpy"),
     "Handle": Archives,
+    "Hdf5Dataset": hdf5,
     "ImageFolder": image_folder,
     "JsonlDataset": jsonl,
     "JsonlDataset of two": partial(jsonl, max_open=2),
@@ -320,6 +341,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "VideoDataset": partial(media, kind="mp4", frames=2),
     "VideoDataset by torchcodec": partial(media, kind="mp4", frames=2, decoder="torchcodec"),
     "WindowDataset": lambda folder: lk.WindowDataset(documents(folder), 16, block=8),
+    "ZarrDataset": zarr,
     "ZipDataset": lambda folder: ZipDataset([jsonl(folder), lk.RecordDataset(range(SAMPLES))]),
     "share": lambda folder: Records(),
 }
