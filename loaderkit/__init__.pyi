@@ -37,6 +37,7 @@ from .datasets.images.folder import ImageFolder as ImageFolder
 from .datasets.indexing import index_shards as index_shards
 from .datasets.lhotse import CutDataset as CutDataset
 from .datasets.media.audio_dataset import AudioDataset as AudioDataset
+from .datasets.media.lerobot import LeRobotDataset as LeRobotDataset
 from .datasets.media.video_dataset import VideoDataset as VideoDataset
 from .datasets.memory.array import ArrayDataset as ArrayDataset
 from .datasets.memory.records import RecordDataset as RecordDataset

@@ -19,6 +19,7 @@ _CLASSES = {
     "token": ("loaderkit.datasets.shards.tokens", "TokenDataset"),
 }
 _FOLDERS = {  # by the key of their signature
+    "lerobot": ("loaderkit.datasets.media.lerobot", "LeRobotDataset"),
     "zarr": ("loaderkit.datasets.chunked.zarr", "ZarrDataset"),
 }
 _ALIASES = {"tokens": "token", "arrow": "parquet", "feather": "parquet"}

@@ -82,7 +82,7 @@ FORMATS: dict[str, Format] = {
     ),
     "lerobot": Format(
         "a LeRobot dataset",
-        "Give the Loader lerobot's own LeRobotDataset, or read the numbers alone: lk.ParquetDataset(folder + '/data').",
+        "Open it with lk.LeRobotDataset(folder), or read the numbers alone: lk.ParquetDataset(folder + '/data').",
         r"meta/info\.json",
         needs="codebase_version",
         misread=(".parquet",),

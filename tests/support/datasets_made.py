@@ -21,6 +21,7 @@ from tars_made import make as make_tar
 import loaderkit as lk
 from loaderkit.datasets import ConcatDataset, MapDataset, SubsetDataset, TokenSpans, ZipDataset
 
+FIXTURES = Path(__file__).parents[1] / "fixtures"  # that the formats' own writers made
 SHARDS, ROWS = 4, 24
 SAMPLES = SHARDS * ROWS
 
@@ -314,6 +315,9 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "JsonlDataset of two": partial(jsonl, max_open=2),
     "JsonlDataset by ranges": partial(remote, jsonl, cache_bytes=None),
     "JsonlDataset by copies": partial(remote, jsonl, cache_bytes=6000),
+    "LeRobotDataset": lambda folder: lk.LeRobotDataset(
+        FIXTURES / "lerobot" / "data", {"action": [0.0, 0.1]}, columns=["index", "action"]
+    ),
     "MapDataset": lambda folder: MapDataset(jsonl(folder), repr),
     "MediaDataset": pictures,
     "MultimodalDataset": with_pictures,
