@@ -17,6 +17,7 @@ from .collate.patches import Patches as Patches
 from .collate.rules import Jagged as Jagged
 from .collate.rules import Pad as Pad
 from .datasets.arrow.delta import DeltaDataset as DeltaDataset
+from .datasets.arrow.lance import LanceDataset as LanceDataset
 from .datasets.arrow.parquet import ParquetDataset as ParquetDataset
 from .datasets.bad_samples import BadSample as BadSample
 from .datasets.bad_samples import BadSamples as BadSamples

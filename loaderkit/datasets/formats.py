@@ -19,6 +19,7 @@ _CLASSES = {
     "token": ("loaderkit.datasets.shards.tokens", "TokenDataset"),
 }
 _FOLDERS = {  # by the key of their signature
+    "lance": ("loaderkit.datasets.arrow.lance", "LanceDataset"),
     "lerobot": ("loaderkit.datasets.media.lerobot", "LeRobotDataset"),
     "zarr": ("loaderkit.datasets.chunked.zarr", "ZarrDataset"),
 }

@@ -103,7 +103,7 @@ FORMATS: dict[str, Format] = {
     ),
     "lance": Format(
         "a Lance dataset",
-        _CONVERT.format("lance.dataset(folder).to_batches()"),
+        "Open it with lk.LanceDataset(folder).",
         r"_versions/[^/]+\.manifest",
     ),
     "zarr": Format(

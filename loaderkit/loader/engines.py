@@ -10,6 +10,7 @@ from loaderkit.engine import BatchReader, Description, Engine, InlineEngine, Thr
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.system.nested import should_pin
 from loaderkit.system.pickling import start_method
+from loaderkit.system.start_methods import worker_context
 
 _IN_THIS_PROCESS = "batches are made in this process"
 
@@ -33,7 +34,8 @@ def make_engine(reader: BatchReader, config: LoaderConfig, num_workers: int, *, 
     }
     if name == "threads":
         return ThreadsEngine(reader, **common)
-    common |= {"multiprocessing_context": config.multiprocessing_context, "worker_init_fn": config.worker_init_fn}
+    context = worker_context(reader.dataset, config.multiprocessing_context)
+    common |= {"multiprocessing_context": context, "worker_init_fn": config.worker_init_fn}
     if name == "torch":
         return TorchEngine(reader, **common)
     from loaderkit.engine import RingEngine  # its import takes time
@@ -65,12 +67,13 @@ def _choose(reader: BatchReader, config: LoaderConfig, num_workers: int) -> tupl
 
 def describe(engine: Engine, reader: BatchReader, config: LoaderConfig, workers: int, workers_why: str) -> Description:
     """Describe how `engine` makes batches, or will. `workers` is the number that the settings ask for."""
+    context = worker_context(reader.dataset, config.multiprocessing_context)
     return Description(
         engine=engine.name,
         why=_choose(reader, config, workers)[1],
         num_workers=engine.num_workers,
         workers_why=workers_why if engine.num_workers else _IN_THIS_PROCESS,
-        start_method=start_method(config.multiprocessing_context) if engine.name in ("ring", "torch") else None,
+        start_method=start_method(context) if engine.name in ("ring", "torch") else None,
         prefetch=engine.prefetch,
         dealing=engine.dealing,
         pinned=engine.pinned,
@@ -79,7 +82,7 @@ def describe(engine: Engine, reader: BatchReader, config: LoaderConfig, workers:
     )
 
 
-def describe_stream(config: LoaderConfig, num_workers: int, workers_why: str) -> Description:
+def describe_stream(dataset: Any, config: LoaderConfig, num_workers: int, workers_why: str) -> Description:
     """Describe how a stream's batches are made."""
     pinned = should_pin(config.pin_memory, _device(config))
     return Description(
@@ -87,7 +90,7 @@ def describe_stream(config: LoaderConfig, num_workers: int, workers_why: str) ->
         why="torch's workers read a stream" if num_workers else "no workers",
         num_workers=num_workers,
         workers_why=workers_why if num_workers else _IN_THIS_PROCESS,
-        start_method=start_method(config.multiprocessing_context) if num_workers else None,
+        start_method=start_method(worker_context(dataset, config.multiprocessing_context)) if num_workers else None,
         prefetch=num_workers * (config.prefetch_factor or 2),
         dealing="in turn" if num_workers else None,
         pinned=pinned,

@@ -26,6 +26,7 @@ from loaderkit.system.nested import pin, should_pin
 from loaderkit.system.open_before_fork import warn_of_open_files
 from loaderkit.system.pickling import explained, sendable_errors
 from loaderkit.system.process import check_children
+from loaderkit.system.start_methods import worker_context
 
 
 class Item(NamedTuple):
@@ -171,10 +172,11 @@ def _from_workers(task: LaneTask, seed: int, num_workers: int, pinned: bool) -> 
     config = task.config
     check_children(num_workers)
     task = replace(task, config=replace(config, store=None))  # workers ask no other rank, and a store may not pickle
-    warn_of_open_files(task.data, config.multiprocessing_context)
+    context = worker_context(task.data, config.multiprocessing_context)
+    warn_of_open_files(task.data, context)
     # With its own generator the DataLoader does not draw from the global one.
     generator = torch.Generator().manual_seed(derive_seed("torch", seed))
-    crew = Crew(config.multiprocessing_context)
+    crew = Crew(context)
     loader = torch_data.DataLoader(
         task,
         batch_size=None,
@@ -187,7 +189,7 @@ def _from_workers(task: LaneTask, seed: int, num_workers: int, pinned: bool) -> 
         worker_init_fn=StartWorker(config.worker_init_fn, attrgetter("data")),
         timeout=config.timeout,
     )
-    with host(), explained(config.multiprocessing_context, task):  # torch makes a seed there
+    with host(), explained(context, task):  # torch makes a seed there
         return Batches(iter(loader), crew, config.timeout)
 
 

@@ -98,7 +98,7 @@ class StreamPosition(Position):
         self.turn += 1
 
     def describe(self) -> Description:
-        return describe_stream(self.config, self.crew.num_workers, self.crew.why)
+        return describe_stream(self.dataset, self.config, self.crew.num_workers, self.crew.why)
 
     def point(self) -> RankCursor:
         reader = self._bind()
