@@ -49,6 +49,7 @@ from .datasets.multimodal.pictures import Pictures as Pictures
 from .datasets.pieces import PieceDataset as PieceDataset
 from .datasets.ragged import Ragged as Ragged
 from .datasets.remote.storage import Storage as Storage
+from .datasets.shards.arrayrecord import ArrayRecordDataset as ArrayRecordDataset
 from .datasets.shards.csv import CsvDataset as CsvDataset
 from .datasets.shards.documents import DocumentDataset as DocumentDataset
 from .datasets.shards.jsonl import JsonlDataset as JsonlDataset

@@ -9,6 +9,7 @@ from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.datasets.signatures import describe, format_of_folder
 
 _CLASSES = {
+    "arrayrecord": ("loaderkit.datasets.shards.arrayrecord", "ArrayRecordDataset"),
     "csv": ("loaderkit.datasets.shards.csv", "CsvDataset"),
     "document": ("loaderkit.datasets.shards.documents", "DocumentDataset"),
     "hdf5": ("loaderkit.datasets.chunked.hdf5", "Hdf5Dataset"),

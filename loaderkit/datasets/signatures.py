@@ -116,7 +116,7 @@ FORMATS: dict[str, Format] = {
     "tfrecord": Format("a TFRecord file", _CONVERT.format("the package tfrecord")),
     "arrayrecord": Format(
         "an ArrayRecord file",
-        "Give the Loader array_record's own source, with multiprocessing_context='spawn': lk.Loader(ArrayRecordDataSource([path])).",
+        "Open it with lk.ArrayRecordDataset(path).",
     ),
     "sqlite": Format(
         "an SQLite database", "Write a dataset of your own whose connection is an lk.Handle(sqlite3.connect, path)."

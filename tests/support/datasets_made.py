@@ -292,6 +292,7 @@ class Archives:
 
 
 KINDS: dict[str, Callable[[Path], Any]] = {
+    "ArrayRecordDataset": lambda folder: lk.ArrayRecordDataset(FIXTURES / "array_record", max_open=1),
     "ArrayDataset": arrays,
     "AudioDataset": partial(media, kind="wav", clip_s=0.25),
     "AudioDataset by torchcodec": partial(media, kind="wav", clip_s=0.25, decoder="torchcodec"),
