@@ -28,9 +28,9 @@ _CONVERT = "Convert it: python -m lerobot.datasets.v30.convert_dataset_v21_to_v3
 
 
 class LeRobotDataset(DeclaresDraws):
-    """The frames of a LeRobot dataset (version 3), as lerobot's own `LeRobotDataset` gives them.
+    """The frames of a LeRobot dataset, with windows around them.
 
-    A sample is a dict with the features of one frame and its `"task"` as text. Numbers have the features' dtypes and shapes. Pictures and
+    Samples are those of lerobot's own `LeRobotDataset`, version 3 of the format. A sample is a dict with the features of one frame and its `"task"` as text. Numbers have the features' dtypes and shapes. Pictures and
     frames of videos are tensors uint8 (3, H, W): divide by 255 on the device, with `lk.Normalize`.
 
     A feature in `delta_timestamps` is a window (T, *) of the frames at these times before and after. It does not leave the episode: the
@@ -105,7 +105,7 @@ class LeRobotDataset(DeclaresDraws):
                 "missing files."
             )
         self._chosen = self._choose(episodes)
-        self._lengths = (ends - starts)[self._chosen]
+        self._lengths: Int64Array = (ends - starts)[self._chosen]
         self._ends = self._lengths.cumsum()
 
     def __len__(self) -> int:
@@ -173,7 +173,8 @@ class LeRobotDataset(DeclaresDraws):
         """Return the episode (B,) and the row in all data files (B,) of each sample (B,)."""
         part = np.searchsorted(self._ends, indices, side="right")
         episodes = self._chosen[part]
-        return episodes, self._episodes["dataset_from_index"][episodes] + indices - (self._ends - self._lengths)[part]
+        starts: Int64Array = self._episodes["dataset_from_index"][episodes]
+        return episodes, starts + indices - (self._ends - self._lengths)[part]
 
     def _value(self, name: str, value: Any) -> Any:
         """Return a feature of a frame as the dataset describes it."""
@@ -206,7 +207,7 @@ class LeRobotDataset(DeclaresDraws):
             path = self.info["video_path"].format(video_key=name, chunk_index=chunk, file_index=file)
             once, places = np.unique(wanted[mine], return_inverse=True)
             pictures = self._decode(f"{self.root}/{path}", once)[torch.from_numpy(places.reshape(-1))]
-            for place, window in zip(mine.tolist(), pictures.split(times.shape[1]), strict=True):
+            for place, window in zip(mine.tolist(), torch.split(pictures, times.shape[1]), strict=True):
                 found[place] = window
         return iter(found)
 
@@ -274,7 +275,7 @@ class LeRobotDataset(DeclaresDraws):
     def _read_tasks(self) -> dict[int, str]:
         table = ParquetDataset(f"{self.root}/meta/tasks.parquet", storage=self.storage)
         name = next(one for one in table.columns if one != "task_index")  # the index of pandas: its name varies
-        return {int(row["task_index"]): row[name] for row in table}
+        return {int(row["task_index"]): row[name] for row in table.__getitems__(range(len(table)))}
 
     def _read_json(self, name: str, *, needed: bool = True) -> dict[str, Any]:
         try:

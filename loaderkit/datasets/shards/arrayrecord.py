@@ -89,7 +89,7 @@ class _Records:
             if format_of_head(head, size) != "arrayrecord":
                 unclosed = " Its writer was not closed." * (not size)
                 raise ShardError(f"{shard}: starts with {head[:8]!r}, wanted an ArrayRecord file.{unclosed}")
-            self._open()
+            self._reader = self._open()
             self.count = int(self._reader.num_records())
         except BaseException:
             self.close()
@@ -107,7 +107,7 @@ class _Records:
             return found
         with contextlib.suppress(*_ERRORS):
             self._reader.close()
-        self._open()
+        self._reader = self._open()
         raise ShardError(
             f"{self._shard}: records {rows[0]:,} to {rows[-1]:,} can't be read: {error or _UNKNOWN}"
         ) from error
@@ -117,20 +117,20 @@ class _Records:
             if self._reader is not None:
                 self._reader.close()
 
-    def _open(self) -> None:
+    def _open(self) -> Any:
         try:
             from array_record.python.array_record_module import ArrayRecordReader
-        except ImportError as error:
+        except ImportError as missing:
             raise ImportError(
                 f"{self._shard!r} needs array_record: pip install '.[arrayrecord]' in a checkout of loaderkit."
-            ) from error
+            ) from missing
         place = f"/dev/fd/{self._file.fileno()}" if is_remote(self._shard) else self._shard
         error: Exception | None = None
         try:
-            self._reader = ArrayRecordReader(place, **_OPTIONS)
-            if self._reader.ok():
-                return
-            self._reader.read([0])  # its error has a text
+            reader = ArrayRecordReader(place, **_OPTIONS)
+            if reader.ok():
+                return reader
+            reader.read([0])  # its error has a text
         except _ERRORS as raised:
             error = raised
         raise ShardError(f"{self._shard}: not a whole ArrayRecord file: {error or _UNKNOWN}") from error
