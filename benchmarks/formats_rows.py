@@ -157,7 +157,7 @@ def lerobot_case(folder: Path, rows: int) -> tuple[Make, Make, int]:
     }
     root, random = folder / "robot", np.random.default_rng(0)
     made = LeRobotDataset.create("none/none", 10, features, root=root, use_videos=True)
-    frames = rows // 10 // episodes
+    frames = rows // 4 // episodes
     for _ in range(episodes):
         for frame in range(frames):
             numbers = random.random((2, 14), dtype=np.float32)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from servers import run_s3
 from shards import check_laws, check_reads, with_draws
 
 import loaderkit as lk
@@ -94,6 +95,19 @@ def test_a_run_resumes_on_its_version_alone(tmp_path: Path) -> None:
     again = lk.Loader(lk.LanceDataset(root, 4, columns=columns), 3, shuffle=True)
     again.load_state_dict(state)
     assert [batch["text"] for batch in again] == [batch["text"] for batch in batches]
+
+
+def test_rows_are_taken_from_an_object_store(tmp_path: Path) -> None:
+    with run_s3(tmp_path) as options:
+        files = pytest.importorskip("fsspec").filesystem("s3", **options)
+        files.mkdir("lance")
+        for path in ROOT.rglob("*"):
+            if path.is_file():
+                files.pipe_file(f"lance/{path.relative_to(FIXTURES).as_posix()}", path.read_bytes())
+        found = {"aws_endpoint": options["endpoint_url"], "aws_region": "us-east-1", "allow_http": "true"}
+        found |= {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+        data = lk.LanceDataset("s3://lance/data.lance", storage_options=found)
+        assert list(map(plain, data.__getitems__([12, 0, 4]))) == [VALUES["4"][row] for row in (12, 0, 4)]
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:

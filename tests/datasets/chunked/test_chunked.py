@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from drawing import equal
+from servers import run_s3
 from shards import check_laws, check_reads, with_draws
 
 import loaderkit as lk
@@ -227,6 +228,22 @@ def test_zarr_is_read_by_url_and_from_a_store(tmp_path: Path) -> None:
         zarr.create_array(store, name="x", data=np.arange(1, 6), chunks=(2,))
     data = lk.ZarrDataset(zarr.storage.ZipStore(tmp_path / "a.zip", mode="r"))
     assert [int(data[row]["x"]) for row in range(5)] == [1, 2, 3, 4, 5]
+
+
+def test_forked_workers_read_zarr_from_an_object_store(tmp_path: Path) -> None:
+    """Each opens the store itself: the parent's event loop and sockets are not theirs."""
+    with run_s3(tmp_path) as options:
+        files = pytest.importorskip("fsspec").filesystem("s3", **options)
+        files.mkdir("chunked")
+        for path in (FIXTURES / "sharded.zarr").rglob("*"):
+            if path.is_file():
+                files.pipe_file(f"chunked/{path.relative_to(FIXTURES).as_posix()}", path.read_bytes())
+        data = lk.ZarrDataset("s3://chunked/sharded.zarr", ["text", "y"], storage_options=options)
+        assert data[3]["text"] == VALUES["sharded.zarr"][3]["text"]
+        batches = lk.Loader(data, 6, shuffle=True, num_workers=2, multiprocessing_context="fork")
+        assert sorted(text for batch in batches for text in batch["text"]) == sorted(
+            row["text"] for row in VALUES["sharded.zarr"]
+        )
 
 
 def test_chunks_that_the_store_lacks_are_said_with_their_number(tmp_path: Path) -> None:
