@@ -95,6 +95,11 @@ def of_torch(dataset: Any, workers: int, **settings: Any) -> Any:
     return torch_data.DataLoader(dataset, BATCH, shuffle=True, drop_last=True, num_workers=workers, **settings)
 
 
+def spawned(dataset: Any, workers: int, **settings: Any) -> Any:
+    settings |= {"multiprocessing_context": "spawn"} if workers else {}
+    return of_torch(dataset, workers, **settings)
+
+
 def table(rows: int) -> npt.NDArray[np.float32]:
     return np.random.default_rng(0).random((rows, WIDTH), dtype=np.float32)
 
@@ -107,12 +112,8 @@ def lance_case(folder: Path, rows: int) -> tuple[Make, Make, int]:
     vectors = pa.FixedSizeListArray.from_arrays(table(rows).ravel(), WIDTH)
     path = str(folder / "a.lance")
     lance.write_dataset(pa.table({"n": np.arange(rows), "x": vectors}), path, max_rows_per_file=rows // 8)
-    peer = partial(of_torch, SafeLanceDataset(path), collate_fn=stacked)
-    return (
-        partial(ours, lk.LanceDataset(path)),
-        lambda workers: peer(workers, **({"multiprocessing_context": "spawn"} if workers else {})),
-        rows // BATCH,
-    )
+    peer = partial(spawned, SafeLanceDataset(path), collate_fn=stacked)
+    return partial(ours, lk.LanceDataset(path)), peer, rows // BATCH
 
 
 def stacked(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -169,7 +170,8 @@ def lerobot_case(folder: Path, rows: int) -> tuple[Make, Make, int]:
     deltas = {"action": [step / 10 for step in range(16)]}
     count = frames * episodes // BATCH
     peer = LeRobotDataset("none/none", root=root, delta_timestamps=deltas, video_backend="torchcodec")
-    return partial(ours, lk.LeRobotDataset(root, deltas, decoder="torchcodec")), partial(of_torch, peer), count
+    # Its decoders do not live through a fork of a process that has used them.
+    return partial(ours, lk.LeRobotDataset(root, deltas, decoder="torchcodec")), partial(spawned, peer), count
 
 
 class Rows:
