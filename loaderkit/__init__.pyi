@@ -17,11 +17,14 @@ from .collate.patches import Patches as Patches
 from .collate.rules import Jagged as Jagged
 from .collate.rules import Pad as Pad
 from .datasets.arrow.delta import DeltaDataset as DeltaDataset
+from .datasets.arrow.lance import LanceDataset as LanceDataset
 from .datasets.arrow.parquet import ParquetDataset as ParquetDataset
 from .datasets.bad_samples import BadSample as BadSample
 from .datasets.bad_samples import BadSamples as BadSamples
 from .datasets.bad_samples import BadSamplesError as BadSamplesError
 from .datasets.cached import CachedDataset as CachedDataset
+from .datasets.chunked.hdf5 import Hdf5Dataset as Hdf5Dataset
+from .datasets.chunked.zarr import ZarrDataset as ZarrDataset
 from .datasets.combine import ConcatDataset as ConcatDataset
 from .datasets.combine import MapDataset as MapDataset
 from .datasets.combine import SubsetDataset as SubsetDataset
@@ -33,6 +36,7 @@ from .datasets.images.folder import ImageFolder as ImageFolder
 from .datasets.indexing import index_shards as index_shards
 from .datasets.lhotse import CutDataset as CutDataset
 from .datasets.media.audio_dataset import AudioDataset as AudioDataset
+from .datasets.media.lerobot import LeRobotDataset as LeRobotDataset
 from .datasets.media.video_dataset import VideoDataset as VideoDataset
 from .datasets.memory.array import ArrayDataset as ArrayDataset
 from .datasets.memory.records import RecordDataset as RecordDataset
@@ -44,6 +48,7 @@ from .datasets.rows.media import MediaDataset as MediaDataset
 from .datasets.rows.multimodal import MultimodalDataset as MultimodalDataset
 from .datasets.rows.pictures import Pictures as Pictures
 from .datasets.rows.preferences import PreferenceDataset as PreferenceDataset
+from .datasets.shards.arrayrecord import ArrayRecordDataset as ArrayRecordDataset
 from .datasets.shards.csv import CsvDataset as CsvDataset
 from .datasets.shards.documents import DocumentDataset as DocumentDataset
 from .datasets.shards.jsonl import JsonlDataset as JsonlDataset

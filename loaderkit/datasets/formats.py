@@ -3,18 +3,26 @@
 import functools
 import importlib
 from collections.abc import Mapping
+from typing import Any
 
 from loaderkit.datasets.shards.sharded import ShardedDataset
-from loaderkit.files.signatures import describe
+from loaderkit.files.signatures import describe, format_of_folder
 
 _CLASSES = {
+    "arrayrecord": ("loaderkit.datasets.shards.arrayrecord", "ArrayRecordDataset"),
     "csv": ("loaderkit.datasets.shards.csv", "CsvDataset"),
     "document": ("loaderkit.datasets.shards.documents", "DocumentDataset"),
+    "hdf5": ("loaderkit.datasets.chunked.hdf5", "Hdf5Dataset"),
     "jsonl": ("loaderkit.datasets.shards.jsonl", "JsonlDataset"),
     "npy": ("loaderkit.datasets.shards.npy", "NpyDataset"),
     "parquet": ("loaderkit.datasets.arrow.parquet", "ParquetDataset"),
     "tar": ("loaderkit.datasets.tar.dataset", "TarDataset"),
     "token": ("loaderkit.datasets.shards.tokens", "TokenDataset"),
+}
+_FOLDERS = {  # by the key of their signature
+    "lance": ("loaderkit.datasets.arrow.lance", "LanceDataset"),
+    "lerobot": ("loaderkit.datasets.media.lerobot", "LeRobotDataset"),
+    "zarr": ("loaderkit.datasets.chunked.zarr", "ZarrDataset"),
 }
 _ALIASES = {"tokens": "token", "arrow": "parquet", "feather": "parquet"}
 
@@ -52,6 +60,12 @@ def format_of(shard: str) -> type[ShardedDataset]:
     if len(found) > 1:
         raise ValueError(f"{shard}: may be {' or '.join(sorted(found))}. Name the format: --format.")
     return next(iter(found.values()))
+
+
+def folder_format(folder: str) -> Any:
+    """Return the dataset class of a local folder that is one dataset as a whole, such as a Zarr store; None if it is not."""
+    module, kind = _FOLDERS.get(format_of_folder(folder) or "", ("", ""))
+    return getattr(importlib.import_module(module), kind) if module else None
 
 
 def known_suffixes() -> list[str]:

@@ -14,7 +14,8 @@ from loaderkit.files.regular_file import open_regular
 Read = Callable[[str], bytes]  # a file's content, by its path relative to the folder
 HEAD = 32  # first bytes of a file that tell its format
 _TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".jsonl", ".ndjson", ".jsonlines", ".csv", ".tsv")
-# Suffixes of the formats that loaderkit reads: a folder with such files is not named after others next to them.
+# Suffixes of the formats that loaderkit reads: a folder with such files is not named after others next to them. Files that their
+# magic tells are not among them: any other dataset names them.
 OURS = (*_TABLES, ".tar", ".npy", ".bin", ".tokens", ".ds")
 _FILES = 1000  # of a folder that are looked at to find out what it is
 _HEADS = 20  # of them that are opened
@@ -81,7 +82,7 @@ FORMATS: dict[str, Format] = {
     ),
     "lerobot": Format(
         "a LeRobot dataset",
-        "Give the Loader lerobot's own LeRobotDataset, or read the numbers alone: lk.ParquetDataset(folder + '/data').",
+        "Open it with lk.LeRobotDataset(folder), or read the numbers alone: lk.ParquetDataset(folder + '/data').",
         r"meta/info\.json",
         needs="codebase_version",
         misread=(".parquet",),
@@ -102,23 +103,20 @@ FORMATS: dict[str, Format] = {
     ),
     "lance": Format(
         "a Lance dataset",
-        _CONVERT.format("lance.dataset(folder).to_batches()"),
+        "Open it with lk.LanceDataset(folder).",
         r"_versions/[^/]+\.manifest",
     ),
     "zarr": Format(
         "a Zarr store",
-        "Read what fits into memory with lk.ArrayDataset(zarr.open(folder)[name][:]); for more write a dataset with lk.Handle.",
+        "Open it with lk.ZarrDataset(store).",
         r"(?:zarr\.json|\.zarray|\.zgroup|\.zmetadata)",
     ),
-    "hdf5": Format(
-        "an HDF5 file",
-        "Give the Loader an h5py.Dataset: lk.Loader(h5py.File(path)['name']), or write a dataset with lk.Handle.",
-    ),
+    "hdf5": Format("an HDF5 file", "Open it with lk.Hdf5Dataset(path)."),
     "vortex": Format("a Vortex file", _CONVERT.format("vortex.open(path).scan().read_all()")),
     "tfrecord": Format("a TFRecord file", _CONVERT.format("the package tfrecord")),
     "arrayrecord": Format(
         "an ArrayRecord file",
-        "Give the Loader array_record's own source, with multiprocessing_context='spawn': lk.Loader(ArrayRecordDataSource([path])).",
+        "Open it with lk.ArrayRecordDataset(path).",
     ),
     "sqlite": Format(
         "an SQLite database", "Write a dataset of your own whose connection is an lk.Handle(sqlite3.connect, path)."
@@ -201,6 +199,15 @@ def is_of(folder: str | os.PathLike[str], key: str) -> bool:
     """Return whether a local folder itself, not one within it, has a mark of a format."""
     marks = find_marks(path.name for path in Path(folder).iterdir() if path.is_file())
     return any(found.key == key for found in formats_at(marks, local_reader(os.fspath(folder))))
+
+
+def format_of_folder(folder: str | os.PathLike[str]) -> str | None:
+    """Return the key of the format that a local folder is of as a whole; None if its marks are of folders in it, or there are none."""
+    path = os.fspath(folder)
+    if not Path(path).is_dir():
+        return None
+    marks = find_marks(islice(_files(path), _FILES))
+    return next((found.key for found in formats_at(marks, local_reader(path)) if not found.root), None)
 
 
 def format_of_head(head: bytes, size_bytes: int) -> str | None:

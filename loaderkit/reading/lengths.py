@@ -26,6 +26,7 @@ from loaderkit.system.open_before_fork import warn_of_open_files
 from loaderkit.system.process_pool import LostTaskError, map_tasks
 from loaderkit.system.progress import with_progress
 from loaderkit.system.stack import CollateError
+from loaderkit.system.start import survives_fork
 
 Length = Callable[[Any], int] | str | int
 VERSION = "loaderkit lengths 1"
@@ -123,6 +124,7 @@ def measure(
     bad_length: int | None = None,
 ) -> Int64Array:
     """Return a number for each sample (N,), read in parallel and kept in a file; see `measure_lengths`."""
+    fork = fork and survives_fork(dataset)
     size, reader = len(dataset), _Reader(BatchReader(dataset, of, seed=0), bad_length)
     if num_workers > 1:
         warn_of_open_files(dataset, "fork" if fork else "spawn")

@@ -5,6 +5,7 @@ import multiprocessing
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from typing import Any
@@ -48,14 +49,26 @@ def choose_start(context: Any = None, work: Any = None) -> Start:
     Args:
         context: The user's `multiprocessing_context`: a context, the name of a start method, or None.
         work: What the workers receive. It is searched for objects of libraries that do not survive a fork.
+
+    Raises:
+        ValueError: If the user asks for a fork, and a part of the data has a class with `survives_fork = False`.
     """
+    frail = _first_in(work, _is_frail)
     if context is not None:
         chosen: Any = context if hasattr(context, "Process") else multiprocessing.get_context(context)
+        if frail is not None and chosen.get_start_method() == "fork":
+            raise ValueError(
+                f"loader: multiprocessing_context is 'fork', and {type(frail).__name__} reads by a library that does not live "
+                "through a fork. Leave it out, or give 'spawn' or 'forkserver'."
+            )
         return Start(chosen, str(chosen.get_start_method()), "multiprocessing_context")
     methods = multiprocessing.get_all_start_methods()  # the first is the default
     set_method = multiprocessing.get_start_method(allow_none=True)
     if set_method is not None and set_method != methods[0]:
         return Start(multiprocessing.get_context(set_method), set_method, "multiprocessing.set_start_method")
+    if frail is not None:  # a fork server that has imported the library is no better
+        reason = f"{type(frail).__name__} reads by a library that does not live through a fork"
+        return Start(multiprocessing.get_context("spawn"), "spawn", reason)
     why = _why_not_fork(work)
     if why is None:
         return Start(multiprocessing.get_context("fork"), "fork", "safe here")
@@ -78,25 +91,40 @@ def _why_not_fork(work: Any) -> str | None:
             return f"this process uses {name.upper()}, which a fork would break"
     if any(thread.name.startswith(WORKER_THREADS) for thread in threading.enumerate()):
         return "a loader's threads run, and a fork may copy their locks"
-    if (library := _library_in(work)) is not None:
-        return f"the data holds objects of {library}, which does not survive a fork"
+    found = None if _DIES_IN_FORKS.isdisjoint(sys.modules) else _first_in(work, _dies_in_forks)
+    if found is not None:
+        return f"the data holds objects of {_library(found)}, which does not survive a fork"
     return None
 
 
-def _library_in(work: Any) -> str | None:
-    """Return the name of a library whose objects are among the first parts of a value, and which does not survive a fork."""
-    if work is None or _DIES_IN_FORKS.isdisjoint(sys.modules):
-        return None
+def survives_fork(data: Any) -> bool:
+    """Return whether forked processes may read some data: whether no part of it has a class with `survives_fork = False`."""
+    return _first_in(data, _is_frail) is None
+
+
+def _library(part: Any) -> str:
+    return type(part).__module__.partition(".")[0]
+
+
+def _dies_in_forks(part: Any) -> bool:
+    return _library(part) in _DIES_IN_FORKS
+
+
+def _is_frail(part: Any) -> bool:
+    return getattr(type(part), "survives_fork", True) is False
+
+
+def _first_in(work: Any, holds: Callable[[Any], bool]) -> Any:
+    """Return the first of the first parts of a value for which something holds; None if there is none."""
     seen: set[int] = set()
     waiting = deque([(work, 0)])
     while waiting and len(seen) < _OBJECTS:
         part, depth = waiting.popleft()
-        if id(part) in seen or isinstance(part, str | bytes | int | float | type | None):
+        if id(part) in seen or isinstance(part, str | bytes | int | float | complex | type | None):
             continue
         seen.add(id(part))
-        library = type(part).__module__.partition(".")[0]
-        if library in _DIES_IN_FORKS:
-            return library
+        if holds(part):
+            return part
         if depth < _DEPTH:
             waiting.extend((inner, depth + 1) for _, inner in itertools.islice(parts_of("", part), _PARTS))
     return None

@@ -27,6 +27,7 @@ from loaderkit.seeding.private import PrivateGenerators
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.arrays import UInt64Array
 from loaderkit.system.process_pool import map_tasks
+from loaderkit.system.start import survives_fork
 from loaderkit.writing.format import Format, Sample, WriteError
 from loaderkit.writing.manifest import LOCK_TIMEOUT_S, Folder, Piece, Plan, Record
 from loaderkit.writing.parquet import ParquetFormat
@@ -151,7 +152,7 @@ class Writing:
             raise ValueError(f"jobs is {jobs}, wanted at least 1.")
         if multiprocessing_context not in ("fork", "spawn"):
             raise ValueError(f"multiprocessing_context is {multiprocessing_context!r}, wanted 'fork' or 'spawn'.")
-        fork = multiprocessing_context == "fork"
+        fork = multiprocessing_context == "fork" and survives_fork(self.dataset)
         if executor is not None:  # its workers have other current folders
             self.folder = Folder(self.folder.path.absolute())
         try:

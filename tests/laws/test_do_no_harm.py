@@ -49,6 +49,17 @@ def write_documents(path: Path) -> None:
     np.arange(5, 61, 5, dtype="<u8").tofile(f"{path}.index")
 
 
+def write_hdf5(path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.arange(24).reshape(12, 2), chunks=(5, 2))
+
+
+def write_zarr(folder: Path) -> None:
+    library = pytest.importorskip("zarr", "3")
+    library.open_group(folder, mode="w").create_array("x", data=np.arange(24).reshape(12, 2) + 1, chunks=(5, 2))
+
+
 def write_pictures(folder: Path) -> None:
     for row in ROWS:
         place = folder / f"class{row % 2}"
@@ -89,6 +100,8 @@ FOREIGN: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
     ),
     "documents": (each("ds", write_documents), lk.DocumentDataset),
     "pictures": (write_pictures, lk.ImageFolder),
+    "hdf5": (each("h5", write_hdf5), lk.Hdf5Dataset),
+    "zarr": (write_zarr, lk.ZarrDataset),
 }
 
 
@@ -173,7 +186,7 @@ def test_earlier_indexes_are_read_and_stay(name: str, change: str, tmp_path: Pat
     assert any(kept) == (change == "copied" or (change == "longer" and name in ("jsonl", "csv")))
 
 
-@pytest.mark.parametrize("name", [name for name in FOREIGN if name != "pictures"])
+@pytest.mark.parametrize("name", [name for name in FOREIGN if name not in ("pictures", "zarr")])
 def test_a_home_that_cannot_be_written_is_said_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, make = FOREIGN[name]
     (tmp_path / "data").mkdir()
@@ -189,7 +202,7 @@ def test_a_home_that_cannot_be_written_is_said_once(name: str, tmp_path: Path, m
                 data = make(tmp_path / "data")
                 assert equal([data[row] for row in range(len(data))], wanted)
         texts = [str(one.message) for one in said]
-        keeps = name not in ("npy", "tokens", "documents") and where.endswith("file")
+        keeps = name not in ("npy", "tokens", "documents", "hdf5") and where.endswith("file")
         assert len(texts) == keeps, texts
         assert all("Set LOADERKIT_INDEX_DIR to a folder that can be written" in one for one in texts)
 

@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,12 +23,14 @@ import loaderkit as lk
 from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
 from loaderkit.datasets.rows.texts import TokenSpans
 
+LIBRARIES = {"ArrayRecordDataset": "array_record", "LanceDataset": "lance"}  # that the tests may lack
+FIXTURES = Path(__file__).parents[1] / "fixtures"  # that the formats' own writers made
 SHARDS, ROWS = 4, 24
 SAMPLES = SHARDS * ROWS
 
 
 def public_datasets() -> set[str]:
-    """Names of the datasets with samples by index that the package offers."""
+    """Names of the datasets with samples by index that the package offers, less those whose library is not here."""
     public = {name: getattr(lk, name) for name in lk.__all__}
     return {
         name
@@ -36,6 +39,7 @@ def public_datasets() -> set[str]:
         and isinstance(kind, type)
         and not issubclass(kind, tuple)
         and {"__len__", "__getitem__"} <= set(dir(kind))
+        and (name not in LIBRARIES or find_spec(LIBRARIES[name]))
     } - {"Split"}
 
 
@@ -132,6 +136,26 @@ def documents(folder: Path) -> Any:
 
     each_shard(write)
     return lk.DocumentDataset(folder, max_open=1)
+
+
+def hdf5(folder: Path) -> Any:
+    h5py = pytest.importorskip("h5py")
+
+    def write(shard: int, numbers: range) -> None:
+        with h5py.File(folder / f"{shard}.h5", "w") as file:
+            file.create_dataset("n", data=list(numbers), chunks=(5,))
+            file["text"] = list(map(text_of, numbers))
+
+    each_shard(write)
+    return lk.Hdf5Dataset(folder, max_open=1, chunk_cache_bytes=100)
+
+
+def zarr(folder: Path) -> Any:
+    library = pytest.importorskip("zarr", "3")
+    group = library.open_group(folder / "a.zarr", mode="w")
+    group.create_array("n", data=np.arange(SAMPLES), chunks=(5,), fill_value=-1)
+    group.create_array("rows", data=np.arange(SAMPLES * 6).reshape(-1, 2, 3), chunks=(7, 1, 3), fill_value=-1)
+    return lk.ZarrDataset(folder / "a.zarr", chunk_cache_bytes=100)
 
 
 def image_folder(folder: Path) -> Any:
@@ -269,6 +293,7 @@ class Archives:
 
 
 KINDS: dict[str, Callable[[Path], Any]] = {
+    "ArrayRecordDataset": lambda folder: lk.ArrayRecordDataset(FIXTURES / "array_record", max_open=1),
     "ArrayDataset": arrays,
     "AudioDataset": partial(media, kind="wav", clip_s=0.25),
     "AudioDataset by torchcodec": partial(media, kind="wav", clip_s=0.25, decoder="torchcodec"),
@@ -289,11 +314,16 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "HFDataset": hf,
     "HFDataset numpy": partial(hf, form="numpy"),
     "Handle": Archives,
+    "Hdf5Dataset": hdf5,
     "ImageFolder": image_folder,
     "JsonlDataset": jsonl,
     "JsonlDataset of two": partial(jsonl, max_open=2),
     "JsonlDataset by ranges": partial(remote, jsonl, cache_bytes=None),
     "JsonlDataset by copies": partial(remote, jsonl, cache_bytes=6000),
+    "LanceDataset": lambda folder: lk.LanceDataset(FIXTURES / "lance" / "data.lance"),
+    "LeRobotDataset": lambda folder: lk.LeRobotDataset(
+        FIXTURES / "lerobot" / "data", {"action": [0.0, 0.1]}, columns=["index", "action"]
+    ),
     "MapDataset": lambda folder: MapDataset(jsonl(folder), repr),
     "MediaDataset": pictures,
     "MultimodalDataset": with_pictures,
@@ -321,6 +351,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "VideoDataset": partial(media, kind="mp4", frames=2),
     "VideoDataset by torchcodec": partial(media, kind="mp4", frames=2, decoder="torchcodec"),
     "WindowDataset": lambda folder: lk.WindowDataset(documents(folder), 16, block=8),
+    "ZarrDataset": zarr,
     "ZipDataset": lambda folder: ZipDataset([jsonl(folder), lk.RecordDataset(range(SAMPLES))]),
     "share": lambda folder: Records(),
 }

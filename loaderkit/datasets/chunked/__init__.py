@@ -1,0 +1,1 @@
+"""Arrays that files keep in chunks: HDF5 and Zarr."""
