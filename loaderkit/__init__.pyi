@@ -33,6 +33,7 @@ from .datasets.errors import ShardError as ShardError
 from .datasets.handles import Handle as Handle
 from .datasets.hf import HFDataset as HFDataset
 from .datasets.images.folder import ImageFolder as ImageFolder
+from .datasets.images.lazy import LazyImage as LazyImage
 from .datasets.indexing import index_shards as index_shards
 from .datasets.lhotse import CutDataset as CutDataset
 from .datasets.media.audio_dataset import AudioDataset as AudioDataset

@@ -10,7 +10,19 @@ from report.declare import Report
 from report.results import BENCHMARKS
 
 QUESTIONS = (
-    *("rows", "per_sample", "pictures", "cached", "media", "seeding", "large", "tokens", "stragglers", "transport"),
+    *(
+        "rows",
+        "per_sample",
+        "pictures",
+        "photographs",
+        "cached",
+        "media",
+        "seeding",
+        "large",
+        "tokens",
+        "stragglers",
+        "transport",
+    ),
     *("startup", "memory", "peers/peers_throughput", "tar", "order", "resume", "shard_order", "collate", "text"),
     *(
         "balance",

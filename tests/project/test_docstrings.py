@@ -30,6 +30,8 @@ INTEGRATIONS = {
     "torchtitan": ("torchtitan", ["TitanLoader"]),
 }
 
+NEEDS = {"LazyImage": ["simplejpeg"]}
+
 
 def test_the_list_of_names_is_not_empty() -> None:
     assert len(DOCUMENTED) > 80
@@ -37,6 +39,8 @@ def test_the_list_of_names_is_not_empty() -> None:
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_an_example_shows_how_a_public_name_is_used(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in NEEDS.get(name, ()):
+        pytest.importorskip(package, reason=f"{package} is not installed")
     monkeypatch.chdir(tmp_path)
     run_examples(name, DOCUMENTED[name])
 

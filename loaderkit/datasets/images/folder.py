@@ -38,6 +38,7 @@ class ImageFolder(DeclaresDraws):
             damaged or hostile header exhausts memory.
         decoder: What decodes JPEG: "torchvision", "torchcodec" or "pillow". The first two give the same pixels. None is torchcodec if
             it is installed, else torchvision. Pillow decodes everything else. A run resumes with its decoder.
+        lazy: Whether the transform gets a `LazyImage`, which decodes only what a crop needs. Without a transform it is decoded.
 
     Attributes:
         classes: Names of the classes, sorted.
@@ -72,9 +73,13 @@ class ImageFolder(DeclaresDraws):
         allow_empty: bool = False,
         max_pixels: int | None = MAX_PIXELS,
         decoder: PictureDecoder | None = None,
+        lazy: bool = False,
     ) -> None:
         check_max_pixels("ImageFolder", max_pixels)
         check_decoder("ImageFolder", decoder)
+        self.lazy = lazy
+        if lazy:
+            _lazy_image()  # what is missing is missed now
         self.root, self.max_pixels, self.decoder = Path(root), max_pixels, decoder
         self.transform = transform
         if not self.root.is_dir():
@@ -112,11 +117,18 @@ class ImageFolder(DeclaresDraws):
     def __getitem__(self, index: int) -> tuple[Any, int]:
         path = self.path(index)
         content = read_regular(path)
+        if self.lazy:
+            return self._lazy(content, path), int(self.targets[index])
         try:
             picture = decode_picture(content, max_pixels=self.max_pixels, decoder=self.decoder)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         return picture if self.transform is None else self.transform(picture), int(self.targets[index])
+
+    def _lazy(self, content: bytes, path: Path) -> Any:
+        image: Any = _lazy_image()(content, max_pixels=self.max_pixels, name=str(path))
+        found = image if self.transform is None else self.transform(image)
+        return found.decode() if isinstance(found, _lazy_image()) else found
 
     def path(self, index: int) -> Path:
         """Return the path of a sample's picture.
@@ -136,7 +148,15 @@ class ImageFolder(DeclaresDraws):
     def fingerprint(self) -> str:
         """Return a digest of the paths relative to the root, which name the classes and the order, and Pillow if it decodes."""
         found = digest(self._paths, self._ends.astype("<i8"))
-        return f"images-1 {len(self)} in {len(self.classes)} classes, {found}{decoder_fingerprint(self.decoder)}"
+        lazy = ", lazy-1" if self.lazy else ""  # its pixels differ
+        return f"images-1 {len(self)} in {len(self.classes)} classes, {found}{decoder_fingerprint(self.decoder)}{lazy}"
+
+
+def _lazy_image() -> Any:
+    from loaderkit.datasets.images.lazy import LazyImage, simplejpeg  # imports torchvision
+
+    simplejpeg()
+    return LazyImage
 
 
 def _pictures(root: Path, folder: str, extensions: tuple[str, ...]) -> Iterator[str]:

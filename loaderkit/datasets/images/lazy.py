@@ -1,0 +1,297 @@
+"""Pictures that are decoded when a transform says which part is needed, and at which size.
+
+torchvision's transforms draw a crop from a picture's size alone. A kernel registered for `LazyImage` then decodes at the smallest
+scale that still has the output's resolution.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from torchvision import tv_tensors
+from torchvision.transforms.v2 import InterpolationMode, functional
+
+from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels, check_size, jpeg_shape
+from loaderkit.datasets.images.decode import decode_picture
+from loaderkit.datasets.images.exif import jpeg_orientation, upright
+
+_JPEG = b"\xff\xd8\xff"
+_SCALES = (8, 4, 2)  # libjpeg-turbo has fast code for these
+_SMOOTH = ("bilinear", "bicubic", 2, 3)  # values of InterpolationMode, and Pillow's
+_TURNED = (5, 6, 7, 8)  # orientations of a picture that lies on its side
+_ASKED_OFTEN = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__}  # known from the header
+
+
+class _Box(NamedTuple):
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+class _Encoded:
+    """The content of a file, and its size from the header, upright."""
+
+    def __init__(self, data: bytes, max_pixels: int | None, name: str) -> None:
+        self.data, self.max_pixels, self.name = data, max_pixels, name
+        self.orientation = 1
+        if not data.startswith(_JPEG):
+            self._whole: Tensor | None = self._decode_whole()
+            self.height, self.width = self._whole.shape[1:]
+            return
+        self._whole = None
+        try:
+            width, height, self.channels = jpeg_shape(data)
+            check_size(width, height, max_pixels)
+        except ValueError as error:
+            raise ValueError(self._named(f"not a picture that can be decoded: {error}")) from error
+        self.orientation = jpeg_orientation(data)
+        turned = self.orientation in _TURNED
+        self.height, self.width = (width, height) if turned else (height, width)
+
+    def pixels(self, scale: int) -> Tensor:
+        """Return the whole picture, upright, about 1/scale as large: uint8 (3, H, W)."""
+        if self._whole is not None:
+            return self._whole
+        found = self._decode_scaled(scale) if self.channels in (1, 3) else None
+        if found is None:  # four channels, or damaged: the other decoders read it, or say what is wrong
+            self._whole = self._decode_whole()
+            if self._whole.shape[1:] != (self.height, self.width):
+                raise ValueError(
+                    self._named(
+                        f"it decodes to {tuple(self._whole.shape[1:])}, its header says {self.height, self.width}"
+                    )
+                )
+            return self._whole
+        return upright(found, self.orientation)
+
+    def _decode_scaled(self, scale: int) -> Tensor | None:
+        turned = self.orientation in _TURNED
+        height, width = (self.width, self.height) if turned else (self.height, self.width)
+        least = (-(-height // scale), -(-width // scale)) if scale > 1 else (0, 0)
+        try:
+            found = simplejpeg().decode_jpeg(self.data, "RGB", min_height=least[0], min_width=least[1])
+        except ValueError:
+            return None
+        return torch.from_numpy(found).permute(2, 0, 1)
+
+    def _decode_whole(self) -> Tensor:
+        try:
+            return decode_picture(self.data, max_pixels=self.max_pixels)
+        except ValueError as error:
+            raise ValueError(self._named(str(error))) from error
+
+    def _named(self, text: str) -> str:
+        return f"{self.name}: {text}" if self.name else text
+
+
+class LazyImage(tv_tensors.Image):  # type: ignore[misc]  # torchvision has no types
+    """An encoded picture, decoded only as far as torchvision's v2 need it.
+
+    It is an image of torchvision (3, H, W), uint8, whose size comes from the file's header. `v2.RandomResizedCrop`, `v2.Resize`,
+    `v2.RandomCrop` and `v2.CenterCrop` draw and crop without decoding. A crop that is then resized is decoded at the smallest of the scales
+    1, 1/2, 1/4 and 1/8 that has at least the output's resolution, and resized with antialiasing. Everything else that is done with a
+    LazyImage decodes it first, with the pixels of `decode_picture`. The few functions of torch that look at memory alone, such as
+    `torch.tensor`, fail or find a tensor without data: call `decode()` before.
+
+    Only pixels that come from a scale below 1 differ from those without it. The crop is drawn from the same numbers.
+    simplejpeg decodes JPEG. Other formats decode at once.
+
+    Args:
+        data: The content of a file.
+        max_pixels: The largest picture to decode, width times height; None for any.
+        name: What an error calls the picture, such as its path.
+
+    Raises:
+        ImportError: If simplejpeg or torchvision is missing.
+        ValueError: If the header cannot be read, or says that the picture is too large. Damaged pixels are an error where they are decoded.
+
+    Examples:
+        >>> from PIL import Image
+        >>> from torchvision.transforms import v2
+        >>> Image.new("RGB", (2000, 1500)).save("large.jpg")
+        >>> picture = lk.LazyImage(Path("large.jpg").read_bytes())
+        >>> picture.shape
+        torch.Size([3, 1500, 2000])
+        >>> v2.RandomResizedCrop(224)(picture).shape
+        torch.Size([3, 224, 224])
+    """
+
+    _encoded: _Encoded
+    _box: _Box
+    _pixels: Tensor | None  # of the box, once something asked for them
+
+    def __new__(cls, data: bytes, *, max_pixels: int | None = MAX_PIXELS, name: str = "") -> Self:
+        """Read the header."""
+        check_max_pixels("LazyImage", max_pixels)
+        simplejpeg()
+        encoded = _Encoded(bytes(data), max_pixels, name)
+        return cls._of(encoded, _Box(0, 0, encoded.height, encoded.width))
+
+    @classmethod
+    def _of(cls, encoded: _Encoded, box: _Box) -> Self:
+        # It has no data: what gets at it without `__torch_function__` fails, and finds no wrong pixels.
+        empty = torch.empty(3, box.height, box.width, dtype=torch.uint8, device="meta")
+        made = empty.as_subclass(cls)
+        made._encoded, made._box, made._pixels = encoded, box, None
+        return made
+
+    @classmethod
+    def wrap(cls, tensor: Tensor, like: Any, **kwargs: Any) -> Any:  # noqa: ARG003 - torchvision's signature
+        """Return what a transform made of a LazyImage: an image with pixels."""
+        return tensor.as_subclass(tv_tensors.Image)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: tuple[type[Tensor], ...],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Decode, and call a function of torch with the pixels."""
+        if func in _ASKED_OFTEN:
+            return super().__torch_function__(func, types, args, kwargs)
+        args, kwargs = tree_map(_decoded, (tuple(args), dict(kwargs or {})))
+        return func(*args, **kwargs)
+
+    @property
+    def device(self, *args: Any, **kwargs: Any) -> torch.device:
+        """The CPU."""
+        return torch.device("cpu")
+
+    def as_subclass(self, cls: Any) -> Any:
+        """Decode; torch would pass over `__torch_function__` here."""
+        return self.decode().as_subclass(cls)
+
+    def decode(self) -> Tensor:
+        """Return the pixels (3, H, W) as a plain tensor, at full resolution."""
+        if self._pixels is None:
+            self._pixels = self._cut(1)
+        return self._pixels
+
+    def _cropped(self, top: int, left: int, height: int, width: int) -> "LazyImage | None":
+        """Return a part of the picture, not decoded; None if it is not inside."""
+        box = self._box
+        inside = min(top, left) >= 0 and 0 < height <= box.height - top and 0 < width <= box.width - left
+        if not inside or self._pixels is not None:
+            return None
+        return self._of(self._encoded, _Box(box.top + top, box.left + left, height, width))
+
+    def _cut(self, scale: int) -> Tensor:
+        """Return the box at 1/scale. Its edges are rounded to whole pixels."""
+        whole, box, encoded = self._encoded.pixels(scale), self._box, self._encoded
+        down, across = whole.shape[1] / encoded.height, whole.shape[2] / encoded.width
+        top, left = round(box.top * down), round(box.left * across)
+        bottom, right = round((box.top + box.height) * down), round((box.left + box.width) * across)
+        return whole[:, top : max(bottom, top + 1), left : max(right, left + 1)]
+
+    def _resized(self, height: int, width: int, interpolation: Any) -> Tensor:
+        box = self._box
+        fitting = (scale for scale in _SCALES if box.height >= height * scale and box.width >= width * scale)
+        pixels = self._cut(next(fitting, 1)) if self._pixels is None else self._pixels
+        resized: Tensor = functional.resize(pixels, [height, width], interpolation, antialias=True)
+        return resized
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._pixels is not None:  # they may have been changed
+            return tv_tensors.Image, (self._pixels,)
+        encoded = self._encoded
+        return _unpickled, (encoded.data, encoded.max_pixels, encoded.name, tuple(self._box))
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        size = f"{self._box.height:,} x {self._box.width:,}"
+        return f"LazyImage({size} of {self._encoded.height:,} x {self._encoded.width:,}, {len(self._encoded.data):,} bytes)"
+
+
+def _unpickled(data: bytes, max_pixels: int | None, name: str, box: tuple[int, int, int, int]) -> LazyImage:
+    whole = LazyImage(data, max_pixels=max_pixels, name=name)
+    return LazyImage._of(whole._encoded, _Box(*box))
+
+
+def _decoded(value: Any) -> Any:
+    return value.decode() if isinstance(value, LazyImage) else value
+
+
+def simplejpeg() -> Any:
+    """Return the decoder, or raise an ImportError that says how to get it."""
+    try:
+        import simplejpeg as decoder
+    except ImportError as error:
+        raise ImportError(
+            "pictures that are decoded by region need simplejpeg: pip install '.[photographs]' in a checkout of loaderkit."
+        ) from error
+    return decoder
+
+
+# Kernels: what torchvision's transforms call for this type.
+
+
+def _crop(picture: LazyImage, top: int, left: int, height: int, width: int) -> Any:
+    part = picture._cropped(top, left, height, width)
+    return functional.crop(_as_image(picture), top, left, height, width) if part is None else part
+
+
+def _center_crop(picture: LazyImage, output_size: Any) -> Any:
+    height, width = _two(output_size)
+    box = picture._box
+    # As torchvision rounds.
+    part = picture._cropped(round((box.height - height) / 2.0), round((box.width - width) / 2.0), height, width)
+    return functional.center_crop(_as_image(picture), output_size) if part is None else part
+
+
+def _resize(
+    picture: LazyImage,
+    size: Any,
+    interpolation: Any = InterpolationMode.BILINEAR,
+    max_size: int | None = None,
+    antialias: bool | None = True,
+) -> Any:
+    if (
+        getattr(interpolation, "value", interpolation) not in _SMOOTH
+        or not antialias
+        or max_size is not None
+        or size is None
+    ):
+        return functional.resize(_as_image(picture), size, interpolation, max_size, antialias)
+    numbers = [size] if isinstance(size, int) else list(size)
+    if len(numbers) == 1:  # the shorter edge
+        height, width = picture._box[2:]
+        short, long = sorted((height, width))
+        other = int(numbers[0] * long / short)
+        numbers = [numbers[0], other] if height <= width else [other, numbers[0]]
+    return picture._resized(numbers[0], numbers[1], interpolation).as_subclass(tv_tensors.Image)
+
+
+def _resized_crop(
+    picture: LazyImage,
+    top: int,
+    left: int,
+    height: int,
+    width: int,
+    size: Any,
+    interpolation: Any = InterpolationMode.BILINEAR,
+    antialias: bool | None = True,
+) -> Any:
+    return functional.resize(_crop(picture, top, left, height, width), size, interpolation, antialias=antialias)
+
+
+def _as_image(picture: LazyImage) -> tv_tensors.Image:
+    return picture.decode().as_subclass(tv_tensors.Image)
+
+
+def _two(size: Any) -> tuple[int, int]:
+    if isinstance(size, int):
+        return size, size
+    return (size[0], size[0]) if len(size) == 1 else (size[0], size[1])
+
+
+for _functional, _kernel in {
+    functional.crop: _crop,
+    functional.center_crop: _center_crop,
+    functional.resize: _resize,
+    functional.resized_crop: _resized_crop,
+}.items():
+    functional.register_kernel(_functional, LazyImage)(_kernel)
