@@ -5,11 +5,12 @@ import glob
 import os
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
 
+from loaderkit.datasets.braces import expand_braces
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.folder_splits import choose_split
 from loaderkit.datasets.misread import refuse_misread, refuse_table
@@ -45,7 +46,8 @@ def find_shards(
     Remote shards have their versions where a listing gives them.
 
     Args:
-        urls: A file, a folder (its files with one of the suffixes), a glob, a URL of any of these, or a list of them.
+        urls: A file, a folder (its files with one of the suffixes), a glob, a URL of any of these, or a list of them. Braces stand
+            for several: `a_{000..002}.tar`.
         suffixes: Endings of the files of a folder, with the dot.
         storage: How to reach remote files.
         split: Of folders that have splits (DatasetDict, Energon), the one to take.
@@ -60,12 +62,12 @@ def find_shards(
     if not given:
         raise ValueError("no urls given, wanted a path, folder, glob or URL, or a list of them.")
     shards: list[tuple[str, Stat | None]] = []
-    for item in given:
-        url = os.fspath(item)
-        url = url.removeprefix("file://") if url.startswith("file:///") else url
+    for url, pattern in _names_of(given):
         remote, marks = is_remote(url), list[str]()
         listed: Mapping[str, Stat | None]
-        if remote:
+        if remote and pattern and url.endswith(tuple(suffixes)) and not any(sign in url for sign in "*?["):
+            listed = {url: None}  # of many files a listing each would take long
+        elif remote:
             listed = (storage or Storage()).find(url, suffixes, marks)
         else:
             listed = dict.fromkeys(_expand_local(url, suffixes, marks))
@@ -82,7 +84,7 @@ def find_shards(
             if not remote and (what := describe(url)) is not None:
                 raise ShardError(f"{what} Wanted files that end in {', '.join(suffixes)}.")
             gone = "" if remote or glob.has_magic(url) or Path(url).exists() else " (no such file or folder)"
-            braces = " Braces are not expanded: give a glob, or a list." if "{" in url else ""
+            braces = f" It is one of the names that {pattern!r} stands for." if pattern else ""
             raise FileNotFoundError(
                 f"no shards at {url!r}{gone}, wanted files that end in {', '.join(suffixes)}.{braces}"
             )
@@ -96,6 +98,15 @@ def find_shards(
             "To read data several times use lk.Mixture or ConcatDataset."
         )
     return dict(shards)
+
+
+def _names_of(given: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[str, str]]:
+    """Yield each URL, and the pattern of braces that it comes from; empty if there are none."""
+    for item in given:
+        url = os.fspath(item)
+        url = url.removeprefix("file://") if url.startswith("file:///") else url
+        names = expand_braces(url) if "{" in url and (is_remote(url) or not Path(url).exists()) else [url]
+        yield from ((name, "" if names == [url] else url) for name in names)
 
 
 def is_remote(url: str) -> bool:
