@@ -4,6 +4,7 @@ import functools
 import importlib
 from collections.abc import Mapping
 
+from loaderkit.datasets.remote.listing import has_suffix
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.datasets.signatures import describe
 
@@ -14,6 +15,7 @@ _CLASSES = {
     "npy": ("loaderkit.datasets.shards.npy", "NpyDataset"),
     "parquet": ("loaderkit.datasets.arrow.parquet", "ParquetDataset"),
     "tar": ("loaderkit.datasets.tar.dataset", "TarDataset"),
+    "tfrecord": ("loaderkit.datasets.tfrecord.dataset", "TFRecordDataset"),
     "token": ("loaderkit.datasets.shards.tokens", "TokenDataset"),
 }
 _ALIASES = {"tokens": "token", "arrow": "parquet", "feather": "parquet"}
@@ -34,7 +36,7 @@ def formats_of(shard: str) -> dict[str, type[ShardedDataset]]:
     """Return the dataset classes for a file by format name: those with the longest suffix of the file's name."""
     formats = find_formats()
     fits = {
-        name: max((len(suffix) for suffix in kind.suffixes if shard.endswith(suffix)), default=0)
+        name: max((len(suffix) for suffix in kind.suffixes if has_suffix(shard, (suffix,))), default=0)
         for name, kind in formats.items()
     }
     longest = max(fits.values())

@@ -14,7 +14,8 @@ from loaderkit.system.regular_file import open_regular
 Read = Callable[[str], bytes]  # a file's content, by its path relative to the folder
 HEAD = 32  # first bytes of a file that tell its format
 _TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".jsonl", ".ndjson", ".jsonlines", ".csv", ".tsv")
-# Suffixes of the formats that loaderkit reads: a folder with such files is not named after others next to them.
+# Suffixes of the formats that loaderkit reads: a folder with such files is not named after others next to them. Files that their
+# magic tells are not among them: any other dataset names them.
 OURS = (*_TABLES, ".tar", ".npy", ".bin", ".tokens", ".ds")
 _FILES = 1000  # of a folder that are looked at to find out what it is
 _HEADS = 20  # of them that are opened
@@ -115,7 +116,7 @@ FORMATS: dict[str, Format] = {
         "Give the Loader an h5py.Dataset: lk.Loader(h5py.File(path)['name']), or write a dataset with lk.Handle.",
     ),
     "vortex": Format("a Vortex file", _CONVERT.format("vortex.open(path).scan().read_all()")),
-    "tfrecord": Format("a TFRecord file", _CONVERT.format("the package tfrecord")),
+    "tfrecord": Format("a TFRecord file", "Open it with lk.TFRecordDataset(path)."),
     "arrayrecord": Format(
         "an ArrayRecord file",
         "Give the Loader array_record's own source, with multiprocessing_context='spawn': lk.Loader(ArrayRecordDataSource([path])).",

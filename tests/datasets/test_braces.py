@@ -62,7 +62,16 @@ def test_too_many_names_are_refused(pattern: str) -> None:
         expand_braces(pattern)
 
 
-FILES = ["JsonlDataset", "CsvDataset", "TarDataset", "ParquetDataset", "NpyDataset", "TokenDataset", "DocumentDataset"]
+FILES = [
+    "CsvDataset",
+    "DocumentDataset",
+    "JsonlDataset",
+    "NpyDataset",
+    "ParquetDataset",
+    "TarDataset",
+    "TFRecordDataset",
+    "TokenDataset",
+]
 
 
 def reopened(data: Any, urls: Any) -> Any:

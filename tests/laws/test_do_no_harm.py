@@ -15,6 +15,7 @@ from datasets_made import arrow_table, json_lines
 from drawing import equal
 from images_made import encode, picture
 from tars_made import make as make_tar
+from tfrecord_made import example, write_records
 
 import loaderkit as lk
 from loaderkit.cli import main
@@ -85,6 +86,10 @@ FOREIGN: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
         lambda folder: lk.TokenDataset(folder, length=4, dtype="uint16"),
     ),
     "documents": (each("ds", write_documents), lk.DocumentDataset),
+    "tfrecord": (
+        each("tfrecord", lambda path: write_records(path, [example(n=[row]) for row in ROWS])),
+        lk.TFRecordDataset,
+    ),
     "pictures": (write_pictures, lk.ImageFolder),
 }
 

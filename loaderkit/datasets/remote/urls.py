@@ -14,7 +14,7 @@ from loaderkit.datasets.braces import expand_braces
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.folder_splits import choose_split
 from loaderkit.datasets.misread import refuse_misread, refuse_table
-from loaderkit.datasets.remote.listing import Stat, is_hidden
+from loaderkit.datasets.remote.listing import Stat, has_suffix, is_hidden
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.signatures import describe, find_marks, local_reader
 from loaderkit.system.regular_file import open_regular
@@ -65,7 +65,7 @@ def find_shards(
     for url, pattern in _names_of(given):
         remote, marks = is_remote(url), list[str]()
         listed: Mapping[str, Stat | None]
-        if remote and pattern and url.endswith(tuple(suffixes)) and not any(sign in url for sign in "*?["):
+        if remote and pattern and has_suffix(url, tuple(suffixes)) and not any(sign in url for sign in "*?["):
             listed = {url: None}  # of many files a listing each would take long
         elif remote:
             listed = (storage or Storage()).find(url, suffixes, marks)
@@ -203,7 +203,7 @@ def _refuse_misread(
 
 def _refuse_foreign(shards: Iterable[str], suffixes: tuple[str, ...]) -> None:
     """Raise a ShardError if the first local file without one of the suffixes is of a format that loaderkit does not read."""
-    odd = next((shard for shard in shards if not shard.endswith(suffixes)), None)
+    odd = next((shard for shard in shards if not has_suffix(shard, suffixes)), None)
     if odd is not None and (what := describe(odd)) is not None:
         raise ShardError(f"{what} Wanted files that end in {', '.join(suffixes)}.")
 
@@ -225,6 +225,6 @@ def _walk(root: str, suffixes: tuple[str, ...], marks: list[str]) -> list[str]:
         inner = inner + "/" if inner else ""
         marks += find_marks(inner + name for name in names)
         if not is_hidden(inner):
-            chosen = (start + inner + name for name in names if name.endswith(suffixes) and not name.startswith("."))
+            chosen = (start + inner + name for name in names if has_suffix(name, suffixes) and not name.startswith("."))
             found += filter(os.path.isfile, chosen)
     return found
