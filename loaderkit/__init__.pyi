@@ -68,6 +68,7 @@ from .datasets.streams.readers import TarReader as TarReader
 from .datasets.tables.columns import TableColumns as TableColumns
 from .datasets.tar.dataset import DECODERS as DECODERS
 from .datasets.tar.dataset import TarDataset as TarDataset
+from .datasets.tfrecord.dataset import TFRecordDataset as TFRecordDataset
 from .datasets.torchgeo import GeoChips as GeoChips
 from .datasets.volumes.patches import PatchDataset as PatchDataset
 from .datasets.windows import WindowDataset as WindowDataset

@@ -3,13 +3,14 @@
 import glob
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from loaderkit.datasets.braces import expand_braces
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.folder_splits import choose_split
 from loaderkit.datasets.misread import refuse_misread, refuse_table
-from loaderkit.files.listing import Stat, is_hidden
+from loaderkit.files.listing import Stat, has_suffix, is_hidden
 from loaderkit.files.signatures import describe, find_marks
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import INDEX_SUFFIX, Urls, is_remote, read_in, relative_to
@@ -35,7 +36,8 @@ def find_shards(
     Remote shards have their versions where a listing gives them.
 
     Args:
-        urls: A file, a folder (its files with one of the suffixes), a glob, a URL of any of these, or a list of them.
+        urls: A file, a folder (its files with one of the suffixes), a glob, a URL of any of these, or a list of them. Braces stand
+            for several: `a_{000..002}.tar`.
         suffixes: Endings of the files of a folder, with the dot.
         storage: How to reach remote files.
         split: Of folders that have splits (DatasetDict, Energon), the one to take.
@@ -50,12 +52,12 @@ def find_shards(
     if not given:
         raise ValueError("no urls given, wanted a path, folder, glob or URL, or a list of them.")
     shards: list[tuple[str, Stat | None]] = []
-    for item in given:
-        url = os.fspath(item)
-        url = url.removeprefix("file://") if url.startswith("file:///") else url
+    for url, pattern in _names_of(given):
         remote, marks = is_remote(url), list[str]()
         listed: Mapping[str, Stat | None]
-        if remote:
+        if remote and pattern and has_suffix(url, tuple(suffixes)) and not any(sign in url for sign in "*?["):
+            listed = {url: None}  # of many files a listing each would take long
+        elif remote:
             listed = (storage or Storage()).find(url, suffixes, marks)
         else:
             listed = dict.fromkeys(_expand_local(url, suffixes, marks))
@@ -72,7 +74,7 @@ def find_shards(
             if not remote and (what := describe(url)) is not None:
                 raise ShardError(f"{what} Wanted files that end in {', '.join(suffixes)}.")
             gone = "" if remote or glob.has_magic(url) or Path(url).exists() else " (no such file or folder)"
-            braces = " Braces are not expanded: give a glob, or a list." if "{" in url else ""
+            braces = f" It is one of the names that {pattern!r} stands for." if pattern else ""
             raise FileNotFoundError(
                 f"no shards at {url!r}{gone}, wanted files that end in {', '.join(suffixes)}.{braces}"
             )
@@ -88,6 +90,15 @@ def find_shards(
     return dict(shards)
 
 
+def _names_of(given: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[str, str]]:
+    """Yield each URL, and the pattern of braces that it comes from; empty if there are none."""
+    for item in given:
+        url = os.fspath(item)
+        url = url.removeprefix("file://") if url.startswith("file:///") else url
+        names = expand_braces(url) if "{" in url and (is_remote(url) or not Path(url).exists()) else [url]
+        yield from ((name, "" if names == [url] else url) for name in names)
+
+
 def _refuse_misread(
     url: str, marks: list[str], found: Mapping[str, Stat | None], suffixes: Sequence[str], storage: Storage | None
 ) -> None:
@@ -100,7 +111,7 @@ def _refuse_misread(
 
 def _refuse_foreign(shards: Iterable[str], suffixes: tuple[str, ...]) -> None:
     """Raise a ShardError if the first local file without one of the suffixes is of a format that loaderkit does not read."""
-    odd = next((shard for shard in shards if not shard.endswith(suffixes)), None)
+    odd = next((shard for shard in shards if not has_suffix(shard, suffixes)), None)
     if odd is not None and (what := describe(odd)) is not None:
         raise ShardError(f"{what} Wanted files that end in {', '.join(suffixes)}.")
 
@@ -122,6 +133,6 @@ def _walk(root: str, suffixes: tuple[str, ...], marks: list[str]) -> list[str]:
         inner = inner + "/" if inner else ""
         marks += find_marks(inner + name for name in names)
         if not is_hidden(inner):
-            chosen = (start + inner + name for name in names if name.endswith(suffixes) and not name.startswith("."))
+            chosen = (start + inner + name for name in names if has_suffix(name, suffixes) and not name.startswith("."))
             found += filter(os.path.isfile, chosen)
     return found

@@ -1,14 +1,13 @@
 """The splits of folders that other tools prepared: which files belong to one, and which samples it leaves out."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from loaderkit.datasets.braces import expand_braces
 from loaderkit.datasets.errors import ShardError
 from loaderkit.files.signatures import Found, Read, formats_at
 
 ENERGON = ".nv-meta/split.yaml"
-_MOST = 1_000_000  # names in one pattern
 
 
 class FolderSplit(NamedTuple):
@@ -57,39 +56,6 @@ def choose_split(folder: str, split: str, marks: Iterable[str], names: Sequence[
         f"{folder}: has no splits that split={split!r} could choose from, wanted dataset_dict.json (Hugging Face) or {ENERGON} "
         "(Energon) in it. Give the folder or the files of the split, without split=."
     )
-
-
-def expand_braces(pattern: str) -> list[str]:
-    """Return the names that a pattern such as `a_{000..002}.tar` or `{a,b}.tar` stands for.
-
-    Raises:
-        ValueError: If they are too many.
-    """
-    done, left = [], [pattern]
-    while left:
-        each = left.pop()
-        match = next((one for one in re.finditer(r"\{([^{}]*)\}", each) if _options(one[1]) is not None), None)
-        options = None if match is None else _options(match[1])
-        if match is None or options is None:
-            done.append(each)
-        elif len(options) + len(left) + len(done) > _MOST:
-            raise ValueError(f"{pattern!r} stands for more than {_MOST:,} names")
-        else:
-            left += [each[: match.start()] + option + each[match.end() :] for option in reversed(options)]
-    return done
-
-
-def _options(inside: str) -> Sequence[str] | None:
-    """Return what stands in the place of braces with this content; None if they are plain signs."""
-    if (match := re.fullmatch(r"(\d+)\.\.(\d+)", inside)) is not None:
-        first, last = int(match[1]), int(match[2])
-        if abs(last - first) >= _MOST:
-            raise ValueError(f"{{{inside}}} stands for more than {_MOST:,} names")
-        padded = any(len(text) > 1 and text.startswith("0") for text in match.groups())
-        width = max(map(len, match.groups())) if padded else 0
-        step = 1 if last >= first else -1
-        return [f"{number:0{width}}" for number in range(first, last + step, step)]
-    return inside.split(",") if "," in inside else None
 
 
 def _energon(read: Read, mark: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.files.listing import has_suffix
 from loaderkit.files.signatures import describe, format_of_folder
 
 _CLASSES = {
@@ -17,6 +18,7 @@ _CLASSES = {
     "npy": ("loaderkit.datasets.shards.npy", "NpyDataset"),
     "parquet": ("loaderkit.datasets.arrow.parquet", "ParquetDataset"),
     "tar": ("loaderkit.datasets.tar.dataset", "TarDataset"),
+    "tfrecord": ("loaderkit.datasets.tfrecord.dataset", "TFRecordDataset"),
     "token": ("loaderkit.datasets.shards.tokens", "TokenDataset"),
 }
 _FOLDERS = {  # by the key of their signature
@@ -42,7 +44,7 @@ def formats_of(shard: str) -> dict[str, type[ShardedDataset]]:
     """Return the dataset classes for a file by format name: those with the longest suffix of the file's name."""
     formats = find_formats()
     fits = {
-        name: max((len(suffix) for suffix in kind.suffixes if shard.endswith(suffix)), default=0)
+        name: max((len(suffix) for suffix in kind.suffixes if has_suffix(shard, (suffix,))), default=0)
         for name, kind in formats.items()
     }
     longest = max(fits.values())

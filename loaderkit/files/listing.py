@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from loaderkit.files.signatures import find_marks
 
 T = TypeVar("T")
+_PART = re.compile(r"-\d+-of-\d+$")  # as TensorFlow numbers the files of one dataset
 
 # Names that file systems give to the time of the last change, and to the entity tag.
 _CHANGED = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
@@ -84,8 +85,13 @@ def shown(
     """Return the files of a folder that have one of the suffixes and are not hidden; add marks of other formats to `marks`."""
     if marks is not None:
         marks += find_marks(name.removeprefix(root) for name in found)
-    names = [name for name in found if name.endswith(suffixes) and not is_hidden(name.removeprefix(root))]
+    names = [name for name in found if has_suffix(name, suffixes) and not is_hidden(name.removeprefix(root))]
     return {name: found[name] for name in names}
+
+
+def has_suffix(name: str, suffixes: tuple[str, ...]) -> bool:
+    """Return whether a file's name ends with one of the suffixes, which a number such as `-00003-of-00010` may follow."""
+    return name.endswith(suffixes) or ("-of-" in name and _PART.sub("", name).endswith(suffixes))
 
 
 def is_hidden(path: str) -> bool:

@@ -113,7 +113,7 @@ FORMATS: dict[str, Format] = {
     ),
     "hdf5": Format("an HDF5 file", "Open it with lk.Hdf5Dataset(path)."),
     "vortex": Format("a Vortex file", _CONVERT.format("vortex.open(path).scan().read_all()")),
-    "tfrecord": Format("a TFRecord file", _CONVERT.format("the package tfrecord")),
+    "tfrecord": Format("a TFRecord file", "Open it with lk.TFRecordDataset(path)."),
     "arrayrecord": Format(
         "an ArrayRecord file",
         "Open it with lk.ArrayRecordDataset(path).",

@@ -12,7 +12,7 @@ from drawing import equal
 from shards import check_laws, check_reads, with_draws
 
 import loaderkit as lk
-from loaderkit.datasets.folder_splits import expand_braces
+from loaderkit.datasets.braces import expand_braces
 
 SPLIT = """
 exclude: {exclude}
@@ -188,21 +188,3 @@ def test_a_wrong_file_of_splits_is_named(text: str, message: str, tmp_path: Path
     (tmp_path / "it" / ".nv-meta" / "split.yaml").write_text(text)
     with pytest.raises(lk.ShardError, match=message):
         lk.TarDataset(tmp_path / "it", split="train")
-
-
-@pytest.mark.parametrize(
-    ("pattern", "names"),
-    [
-        ("a", ["a"]),
-        ("a{0..2}", ["a0", "a1", "a2"]),
-        ("a{08..11}b", ["a08b", "a09b", "a10b", "a11b"]),
-        ("{8..11}", ["8", "9", "10", "11"]),
-        ("{2..0}", ["2", "1", "0"]),
-        ("{a,b}{0..1}", ["a0", "a1", "b0", "b1"]),
-        ("{a,b{0..1}}", ["a", "b0", "a", "b1"]),
-        ("{a}", ["{a}"]),
-        ("{a}{0..1}", ["{a}0", "{a}1"]),
-    ],
-)
-def test_braces_stand_for_names(pattern: str, names: list[str]) -> None:
-    assert expand_braces(pattern) == names

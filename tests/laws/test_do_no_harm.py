@@ -15,6 +15,7 @@ from datasets_made import arrow_table, json_lines
 from drawing import equal
 from images_made import encode, picture
 from tars_made import make as make_tar
+from tfrecord_made import example, write_records
 
 import loaderkit as lk
 from loaderkit.cli.command import main
@@ -99,6 +100,10 @@ FOREIGN: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
         lambda folder: lk.TokenDataset(folder, length=4, dtype="uint16"),
     ),
     "documents": (each("ds", write_documents), lk.DocumentDataset),
+    "tfrecord": (
+        each("tfrecord", lambda path: write_records(path, [example(n=[row]) for row in ROWS])),
+        lk.TFRecordDataset,
+    ),
     "pictures": (write_pictures, lk.ImageFolder),
     "hdf5": (each("h5", write_hdf5), lk.Hdf5Dataset),
     "zarr": (write_zarr, lk.ZarrDataset),

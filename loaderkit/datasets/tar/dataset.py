@@ -16,6 +16,7 @@ from loaderkit.datasets.images.decoders import PictureDecoder, check_decoder, de
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.npyheader import decode_npy
 from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.datasets.tar.decoders import decode_msgpack, decode_npz, decode_pth, decode_ten, unpack_gzip
 from loaderkit.datasets.tar.index import TarTable, index_tar
 from loaderkit.datasets.tar.open_shard import Block, OpenTar, find_file, to_samples
 from loaderkit.files.storage import Storage
@@ -33,6 +34,11 @@ DECODERS: dict[str, Decoder] = {
     **dict.fromkeys(("txt", "text", "transcript"), bytes.decode),
     **dict.fromkeys(("json", "jsn"), json.loads),
     "npy": decode_npy,
+    "npz": decode_npz,
+    "pth": decode_pth,
+    **dict.fromkeys(("ten", "tb"), decode_ten),
+    **dict.fromkeys(("mp", "msg"), decode_msgpack),
+    "gz": unpack_gzip,  # then by what stands before: "json.gz"
 }
 
 
@@ -46,7 +52,8 @@ class TarDataset(ShardedDataset):
     Args:
         urls: A path, folder, glob or URL, or a list of them.
         decode: Decoders by extension (`seg.png`) or by its last part (`png`); each takes the file's bytes. A file without
-            a decoder stays bytes. None decodes nothing. `DECODERS | {"jpg": mine}` changes one decoder.
+            a decoder stays bytes. So do `pyd`, `pickle` and `pkl`, as unpickling runs code that is in the file. `DECODERS` unpack
+            what ends in `.gz`, and then decode it (`json.gz`). None decodes nothing. `DECODERS | {"jpg": mine}` changes one decoder.
         max_pixels: The largest picture that `DECODERS` decode, width times height; None for any.
         decoder: What decodes JPEG in `DECODERS`: "torchvision", "torchcodec" or "pillow". The first two give the same pixels. None is torchcodec if
             it is installed, else torchvision. Pillow decodes everything else. A run resumes with its decoder.
@@ -183,15 +190,23 @@ class TarDataset(ShardedDataset):
 
     def _decode_field(self, name: str, contents: Sequence[memoryview], values: list[Any]) -> None:
         """Decode files with one extension and append the results to `values`."""
-        decode = self._decode.get(name) or self._decode.get(name.rpartition(".")[2])
-        are_pictures = decode is decode_picture
-        if are_pictures:
+        decode = self._decoder(name)
+        if decode is decode_picture:
             with contextlib.suppress(ValueError):  # the loop below finds out which file it is
                 values += decode_pictures(contents, max_pixels=self._max_pixels, decoder=self.decoder)
                 return
+        packed = decode is unpack_gzip
+        if packed:
+            decode = self._decoder(name.rpartition(".")[0])
+        are_pictures = decode is decode_picture
+        if are_pictures:
             decode = partial(decode_picture, max_pixels=self._max_pixels, decoder=self.decoder)
         for content in map(bytes, contents):
-            values.append(content if decode is None else decode(content))
+            plain = unpack_gzip(content) if packed else content
+            values.append(plain if decode is None else decode(plain))
+
+    def _decoder(self, name: str) -> Decoder | None:
+        return self._decode.get(name) or self._decode.get(name.rpartition(".")[2])
 
 
 def _to_order(parts: Mapping[int, tuple[list[int], list[int]]], *columns: list[Any]) -> list[list[Any]]:

@@ -18,6 +18,7 @@ from multimodal_made import documents as interleaved
 from multimodal_made import json_lines as write_json_lines
 from multimodal_made import name_of, write_pictures
 from tars_made import make as make_tar
+from tfrecord_made import example, write_records
 
 import loaderkit as lk
 from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
@@ -115,6 +116,15 @@ def arrow(folder: Path, *, stream: bool) -> Any:
 
     each_shard(write)
     return lk.ParquetDataset(folder, max_open=1, cached_groups=1)
+
+
+def tfrecord(folder: Path) -> Any:
+    def write(shard: int, numbers: range) -> None:
+        records = [example(n=[number], text=[text_of(number).encode()]) for number in numbers]
+        write_records(folder / f"{shard}.tfrecord", records)
+
+    each_shard(write)
+    return lk.TFRecordDataset(folder, max_open=1)
 
 
 def npy(folder: Path) -> Any:
@@ -345,6 +355,8 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "TarDataset of pictures": partial(tar, suffix="png"),
     "TarDataset of any files": partial(tar, suffix="txt", regular=False),
     "TarDataset by ranges": partial(remote, partial(tar, suffix="txt"), cache_bytes=None),
+    "TFRecordDataset": tfrecord,
+    "TFRecordDataset by ranges": partial(remote, tfrecord, cache_bytes=None),
     "TokenDataset": tokens,
     "TokenDataset with rests": partial(tokens, remainder="keep"),
     "TokenSpans": lambda folder: TokenSpans(np.arange(999), np.arange(SAMPLES) * 9, np.arange(SAMPLES) % 9),
