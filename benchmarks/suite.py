@@ -34,6 +34,7 @@ SCRIPTS = (
     Script("rows", 3),
     Script("per_sample", 4.5),
     Script("pictures", 11),
+    Script("photographs", 6),
     Script("cached", 2),
     Script("media", 6),
     Script("seeding", 17),
@@ -62,6 +63,7 @@ SCRIPTS = (
     Script("ranges", 8),
     Script("hedging", 4),
     Script("device", 0.5),
+    Script("device_step", 0.5),
 )
 
 
