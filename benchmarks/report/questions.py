@@ -35,7 +35,7 @@ QUESTIONS = (
         "cloud",
         "cloud_cases",
     ),
-    *("ranges", "hedging", "device", "peers/peers_resume", "peers/packed_resume"),
+    *("ranges", "hedging", "device", "device_step", "peers/peers_resume", "peers/packed_resume"),
 )
 
 
