@@ -98,8 +98,13 @@ def _open(source: str, format_name: str | None, options: dict[str, Any], decoded
     if format_name is None and (Path(source) / "").is_dir():
         try:
             expand(source, known_suffixes(), split=options.get("split"))
-        except (FileNotFoundError, ShardError):  # pictures next to other files, else it names what there is
-            return (ImageFolder if decoded else PictureFiles)(source, **options)
+        except (FileNotFoundError, ShardError) as error:  # pictures next to other files, else it names what there is
+            try:
+                return (ImageFolder if decoded else PictureFiles)(source, **options)
+            except (OSError, ShardError):
+                if isinstance(error, ShardError):  # which knows the folder's splits
+                    raise error from None
+                raise
     if format_name:
         see_own_modules()
         kind = format_named(format_name)

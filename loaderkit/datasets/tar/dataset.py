@@ -13,10 +13,12 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture, decode_pictures
 from loaderkit.datasets.images.decoders import PictureDecoder, check_decoder, decoder_fingerprint
+from loaderkit.datasets.shards.folder_index import FolderIndexes
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.npyheader import decode_npy
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.datasets.tar.decoders import decode_msgpack, decode_npz, decode_pth, decode_ten, unpack_gzip
+from loaderkit.datasets.tar.energon import OpenIndexed, read_starts
 from loaderkit.datasets.tar.index import TarTable, index_tar
 from loaderkit.datasets.tar.open_shard import Block, OpenTar, find_file, to_samples
 from loaderkit.files.storage import Storage
@@ -26,6 +28,7 @@ from loaderkit.system.arrays import Int64Array
 from loaderkit.system.digests import digest
 
 Decoder = Callable[[bytes], Any]
+_ENERGON = "energon-1"  # kind of an index with the samples' starts alone
 
 
 DECODERS: dict[str, Decoder] = {
@@ -100,6 +103,7 @@ class TarDataset(ShardedDataset):
     ) -> None:
         check_max_pixels("TarDataset", max_pixels)
         check_decoder("TarDataset", decoder)
+        self._split = split
         super().__init__(
             urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage, split=split
         )
@@ -116,6 +120,16 @@ class TarDataset(ShardedDataset):
         with self.open_file(shard) as file:
             table = index_tar(file, self.stat(shard).size_bytes, shard)
         return len(table.ends), table.pack()
+
+    def _index(self, shard: str, folders: FolderIndexes) -> ShardIndex:
+        """Return a shard's index; of a folder that Energon prepared, from its own index file, unless keys of samples are needed."""
+        if self._split is None or shard in self.excluded_keys:
+            return super()._index(shard, folders)
+        found = self.stat(shard)
+        starts = read_starts(shard, found, self.storage)
+        if starts is None:
+            return super()._index(shard, folders)
+        return ShardIndex(kind=_ENERGON, count=len(starts) - 1, offsets=starts, **found._asdict())
 
     def _index_all(self) -> list[ShardIndex]:
         indexes = super()._index_all()
@@ -145,14 +159,18 @@ class TarDataset(ShardedDataset):
     def start_and_key(index: ShardIndex, row: int) -> tuple[int | None, str | None]:
         if index.offsets is None:
             return None, None
+        if index.kind == _ENERGON:
+            return int(index.offsets[row]), None
         [key], _, (offsets, *_) = TarTable.unpack(index.offsets).samples([row])
         return offsets[0], key
 
-    def open(self, shard: str, index: ShardIndex) -> OpenTar:
+    def open(self, shard: str, index: ShardIndex) -> OpenTar | OpenIndexed:
+        if index.kind == _ENERGON:
+            return OpenIndexed(shard, self.open_soon(shard), index.spans(shard))
         table = TarTable.unpack(index.spans(shard))
         return OpenTar(shard, self.open_soon(shard), table)
 
-    def read(self, handle: OpenTar, rows: Int64Array, index: ShardIndex) -> list[dict[str, Any]]:
+    def read(self, handle: OpenTar | OpenIndexed, rows: Int64Array, index: ShardIndex) -> list[dict[str, Any]]:
         return [sample for block in handle.read(rows.tolist()) for sample in to_samples(self._decode_all([block]))]
 
     def read_columns(self, indices: Sequence[int] | Int64Array) -> dict[str, list[Any]] | list[dict[str, Any]]:

@@ -111,11 +111,11 @@ def index_tar(file: BinaryIO, size_bytes: int, shard: str) -> TarTable:
         ShardError: If the file is not a complete, uncompressed tar archive, or a name points outside of it. Also if a
             sample has an extension twice or files that are not consecutive, or if no file belongs to a sample.
     """
-    return _group(read_headers(file, size_bytes, shard), shard)
+    return group_files(read_headers(file, size_bytes, shard), shard)
 
 
-def _group(files: Iterable[File], shard: str) -> TarTable:
-    """Group files to samples by their key: the name up to the first dot of its last part."""
+def group_files(files: Iterable[File], shard: str) -> TarTable:
+    """Group files to samples by their key: the name up to the first dot of its last part. See `index_tar` for errors."""
     members: list[int] = []
     keys: dict[bytes, int] = {}  # and the number of members before each
     numbers: dict[bytes, int] = {}

@@ -1,6 +1,6 @@
 """The samples of one open tar shard, read with few reads and not decoded yet."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from typing import Any, BinaryIO
@@ -53,20 +53,51 @@ class OpenTar:
         keys, counts, (offsets, sizes, numbers) = self._table.samples(rows)
         ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
         content, starts = self._file.read_together(offsets, ends)
-        spans = list(pairwise([0, *accumulate(counts)]))
-        for kinds, group in groupby(range(len(rows)), lambda row: numbers[slice(*spans[row])]):
-            same = list(group)
-            first, last = spans[same[0]][0], spans[same[-1]][1]
-            columns = [slice(first + number, last, len(kinds)) for number in range(len(kinds))]
-            yield Block(
-                shard=self.shard,
-                extensions=tuple(self._table.extensions[kind] for kind in kinds),
-                keys=keys[same[0] : same[-1] + 1],
-                offsets=[offsets[column] for column in columns],
-                starts=[starts[column] for column in columns],
-                sizes=[sizes[column] for column in columns],
-                content=content,
-            )
+        names = self._table.extensions
+        yield from to_blocks(Files(self.shard, keys, counts, offsets, starts, sizes, numbers, names), content)
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files of samples (B,) that were read.
+
+    Args:
+        shard: Name of the shard.
+        keys: (B,), of the samples.
+        counts: (B,), of the files of each sample.
+        offsets: (F,), of the files in the shard.
+        starts: (F,), of the files in what was read.
+        sizes: (F,), in bytes.
+        kinds: (F,), the number of each file's extension.
+        extensions: By number.
+    """
+
+    shard: str
+    keys: list[str]
+    counts: list[int]
+    offsets: list[int]
+    starts: list[int]
+    sizes: list[int]
+    kinds: list[int]
+    extensions: Collection[str]
+
+
+def to_blocks(files: Files, content: memoryview) -> Iterator[Block]:
+    """Yield consecutive samples with the same extensions as blocks."""
+    names, spans = list(files.extensions), list(pairwise([0, *accumulate(files.counts)]))
+    for kinds, group in groupby(range(len(spans)), lambda row: files.kinds[slice(*spans[row])]):
+        same = list(group)
+        first, last = spans[same[0]][0], spans[same[-1]][1]
+        columns = [slice(first + number, last, len(kinds)) for number in range(len(kinds))]
+        yield Block(
+            shard=files.shard,
+            extensions=tuple(names[kind] for kind in kinds),
+            keys=files.keys[same[0] : same[-1] + 1],
+            offsets=[files.offsets[column] for column in columns],
+            starts=[files.starts[column] for column in columns],
+            sizes=[files.sizes[column] for column in columns],
+            content=content,
+        )
 
 
 def find_file(blocks: Sequence[Block], number: int, row: int) -> tuple[str, str, int]:
