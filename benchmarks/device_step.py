@@ -31,7 +31,12 @@ CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 OURS_NAME, INLINE = "lk.DeviceLoader, workers", "lk.DeviceLoader, no workers"
-PLAIN, TIMM, SPDL, NO_DATA = "DataLoader, pinned", "timm PrefetchLoader", "spdl transfer_tensor", "no data (the limit)"
+PLAIN, TIMM, SPDL, NO_DATA = (
+    "DataLoader, pinned",
+    "timm PrefetchLoader",
+    "spdl transfer_tensor_h2d",
+    "no data (the limit)",
+)
 DTYPE = torch.bfloat16 if CUDA else torch.float32
 
 REPORT = Report(minutes=0.5, group="Copies to the device")
@@ -99,10 +104,10 @@ class _Pairs:
 
 def by_spdl(loader: Iterable[Any]) -> Iterator[Tensor]:
     """Copy in a thread of its own, as spdl's documentation says."""
-    from spdl.io import transfer_tensor
+    from spdl.io import transfer_tensor_h2d
     from spdl.pipeline import PipelineBuilder
 
-    move = transfer_tensor if CUDA else (lambda batch: batch)  # it knows CUDA alone
+    move = transfer_tensor_h2d if CUDA else (lambda batch: batch)  # it knows CUDA alone
     pipeline = PipelineBuilder().add_source(loader).pipe(move, concurrency=1).add_sink(2).build(num_threads=1)
     with pipeline.auto_stop():
         for batch in pipeline:

@@ -58,8 +58,8 @@ if [ -n "$failed" ]; then
     cat "$work/machine.log"
     exit 1
 fi
-step steps 130 "$python" benchmarks/device_step.py ${quick:---out "$work/results"}
-step copies 150 "$python" benchmarks/device.py ${quick:---out "$work/results"}
+step steps 130 "$python" benchmarks/device_step.py $quick --out "$work/results"
+step copies 150 "$python" benchmarks/device.py $quick --out "$work/results"
 # Errors while files are collected are of packages that the machine lacks; the other files are tested.
 step tests 170 "$python" -m pytest -m gpu -q -rs -p no:cacheprovider --continue-on-collection-errors \
     tests/device tests/engine/test_ring_pins.py tests/monitor/test_monitor.py tests/system/test_nested.py tests/datasets/media/test_decoders.py
