@@ -15,7 +15,8 @@ Read = Callable[[str], bytes]  # a file's content, by its path relative to the f
 HEAD = 32  # first bytes of a file that tell its format
 _TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".jsonl", ".ndjson", ".jsonlines", ".csv", ".tsv")
 # Suffixes of the formats that loaderkit reads: a folder with such files is not named after others next to them.
-OURS = (*_TABLES, ".tar", ".npy", ".bin", ".tokens", ".ds")
+_MDS = tuple(f".mds{packed}" for packed in ("", ".bz2", ".gz", ".br", ".snappy", ".zstd"))
+OURS = (*_TABLES, *_MDS, ".tar", ".npy", ".bin", ".tokens", ".ds")
 _FILES = 1000  # of a folder that are looked at to find out what it is
 _HEADS = 20  # of them that are opened
 
@@ -89,7 +90,7 @@ FORMATS: dict[str, Format] = {
     ),
     "mds": Format(
         "an MDS dataset of mosaicml-streaming",
-        "Give the Loader lk.ConcatDataset([streaming.StreamingDataset(local=folder)]), or convert it: lk.write_shards(dataset, folder).",
+        "Open it with lk.MDSDataset(folder).",
         r"index\.json",
         needs="shards",
     ),
