@@ -1,6 +1,6 @@
 """The splits of folders that other tools prepared: which files belong to one, and which samples it leaves out."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from loaderkit.datasets.braces import expand_braces
@@ -31,7 +31,7 @@ def split_names(found: Found, read: Read) -> list[str]:
     return []
 
 
-def choose_split(folder: str, split: str, marks: Iterable[str], names: Sequence[str], read: Read) -> FolderSplit:
+def choose_split(folder: str, split: str, marks: Collection[str], names: Sequence[str], read: Read) -> FolderSplit:
     """Return one split of a folder.
 
     Args:
@@ -44,6 +44,8 @@ def choose_split(folder: str, split: str, marks: Iterable[str], names: Sequence[
     Raises:
         ShardError: If the folder has no splits, not this one, or lacks a file of it.
     """
+    if any(found.key == "mds" for found in formats_at({f"{split}/index.json"} & set(marks), read)):
+        return FolderSplit([name for name in names if name.startswith(f"{split}/")], {})
     for found in formats_at((mark for mark in marks if not mark.strip("/").count("/") or mark == ENERGON), read):
         known = split_names(found, read)
         if known and split not in known:
@@ -53,8 +55,8 @@ def choose_split(folder: str, split: str, marks: Iterable[str], names: Sequence[
         if found.key == "energon":
             return _energon_split(folder, split, names, _energon(read, found.mark))
     raise ShardError(
-        f"{folder}: has no splits that split={split!r} could choose from, wanted dataset_dict.json (Hugging Face) or {ENERGON} "
-        "(Energon) in it. Give the folder or the files of the split, without split=."
+        f"{folder}: has no splits that split={split!r} could choose from, wanted dataset_dict.json (Hugging Face), {ENERGON} "
+        f"(Energon) or {split}/index.json (MDS) in it. Give the folder or the files of the split, without split=."
     )
 
 

@@ -14,9 +14,10 @@ from loaderkit.files.regular_file import open_regular
 Read = Callable[[str], bytes]  # a file's content, by its path relative to the folder
 HEAD = 32  # first bytes of a file that tell its format
 _TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".jsonl", ".ndjson", ".jsonlines", ".csv", ".tsv")
+_MDS = tuple(f".mds{packed}" for packed in ("", ".bz2", ".gz", ".br", ".snappy", ".zstd"))
 # Suffixes of the formats that loaderkit reads: a folder with such files is not named after others next to them. Files that their
 # magic tells are not among them: any other dataset names them.
-OURS = (*_TABLES, ".tar", ".npy", ".bin", ".tokens", ".ds")
+OURS = (*_TABLES, *_MDS, ".tar", ".npy", ".bin", ".tokens", ".ds")
 _FILES = 1000  # of a folder that are looked at to find out what it is
 _HEADS = 20  # of them that are opened
 
@@ -90,7 +91,7 @@ FORMATS: dict[str, Format] = {
     ),
     "mds": Format(
         "an MDS dataset of mosaicml-streaming",
-        "Give the Loader lk.ConcatDataset([streaming.StreamingDataset(local=folder)]), or convert it: lk.write_shards(dataset, folder).",
+        "Open it with lk.MDSDataset(folder).",
         r"index\.json",
         needs="shards",
     ),

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -167,6 +168,29 @@ class Storage:
             return copy
 
         return Arrival(url, open_copy)
+
+    def open_made(
+        self, place: str, found: Stat, size_bytes: int, make: Callable[[], bytes], *, data_bytes: int = 0
+    ) -> BinaryIO:
+        """Open content that is made from a file, such as what is packed in it: from the cache, else from memory.
+
+        Args:
+            place: URL or path of the file.
+            found: Its version.
+            size_bytes: Size of the content.
+            make: Makes the content, unless the cache has it.
+            data_bytes: Size of the data that it belongs to; 0 if it is unknown.
+        """
+        copy = None
+        if self.cache_dir is not None and size_bytes <= self.cache_bytes:
+            cache = self._cache(self.cache_dir, data_bytes)
+            key = self._key(f"{place}#made", found)
+            copy = cache.open_if_room(key, size_bytes, lambda file: _write(file, make()))
+        return io.BytesIO(make()) if copy is None else copy
+
+    def has_made(self, place: str, found: Stat) -> bool:
+        """Return whether the cache has the content that `open_made` would open."""
+        return self.cache_dir is not None and self._cache(self.cache_dir).has(self._key(f"{place}#made", found))
 
     def has_copy(self, url: str, found: Stat) -> bool:
         """Return whether the cache has a whole copy of that version."""
@@ -422,6 +446,10 @@ class Storage:
                 raise TransientError(f"no answer within {self.timeout_s:g} s") from error
 
         return sync(files.loop, within)
+
+
+def _write(file: BinaryIO, content: bytes) -> None:
+    file.write(content)
 
 
 def _raise_named(error: Exception, place: str) -> NoReturn:

@@ -101,7 +101,8 @@ class ShardDataModule(DataModule):
 def open_shards(urls: Urls, *, format: str | None = None, **settings: Any) -> ShardedDataset:  # noqa: A002
     """Open shards as one dataset."""
     kind, shards = find_shards(urls, format, settings.get("storage"), settings.get("split"))
-    source = shards if settings.get("split") is None else urls  # which samples a split has is in its folder
+    by_folder = kind.reads_folders or settings.get("split") is not None  # which samples a split has is in its folder
+    source = urls if by_folder else shards
     if not kind.keeps_index:
         settings.pop("index_dir", None)
     try:

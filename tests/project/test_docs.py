@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import shutil
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,9 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TUTORIALS = [page for page in sorted((DOCS / "tutorials").glob("*.md")) if page.stem != "index"]
 WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
 
+FIXTURES = DOCS.parent / "tests" / "fixtures"
+DATA = {"moving/mosaicml-streaming.md": {"mds": "mds/plain"}}  # of other tools, which a page opens
+
 
 def name_of(page: Path) -> str:
     return str(page.relative_to(DOCS))
@@ -26,7 +30,9 @@ def name_of(page: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 def test_a_pages_code_runs(page: Path, tmp_path: Path) -> None:
-    """The blocks of a page run one after another, in an empty folder and a process of their own."""
+    """The blocks of a page run one after another, in a process of their own and a folder with nothing but the data of the page."""
+    for folder, fixture in DATA.get(name_of(page), {}).items():
+        shutil.copytree(FIXTURES / fixture, tmp_path / folder)
     script = tmp_path / "page.py"
     script.write_text("\n".join(BLOCK.findall(page.read_text())))
     scripts.run(tmp_path, script)

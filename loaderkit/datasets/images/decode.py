@@ -2,6 +2,7 @@
 
 import io
 import os
+import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
@@ -208,6 +209,30 @@ def _decode_with_pillow(data: bytes, max_pixels: int | None) -> Tensor:
             raise ValueError(f"its pixels go from {pixels.min()} to {pixels.max()}, wanted 8 or 16 bits a channel")
         pixels = np.repeat((pixels >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
     return torch.from_numpy(pixels).permute(2, 0, 1)  # channels last in memory, as torchvision decodes
+
+
+def open_with_pillow(data: bytes | memoryview) -> Any:
+    """Return a Pillow picture of any format but PostScript; its pixels are decoded when they are used.
+
+    Raises:
+        ValueError: If it is PostScript.
+        OSError: If Pillow does not know the format.
+    """
+    from PIL import Image
+
+    picture = Image.open(io.BytesIO(data))
+    if picture.format == "EPS":
+        raise ValueError("it is PostScript, a program that may never end")
+    return picture
+
+
+def raw_to_pillow(data: memoryview) -> Any:
+    """Return a Pillow picture from width, height and length of the mode (uint32 each), the mode, and the pixels."""
+    from PIL import Image
+
+    width, height, length = struct.unpack_from("<3I", data)
+    start = 12 + length
+    return Image.frombytes(str(data[12:start], "utf-8"), (width, height), bytes(data[start:]))
 
 
 def _may_lack_rows(picture: Any) -> bool:

@@ -46,6 +46,11 @@ class LineFile:
     def close(self) -> None:
         self._file.close()
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether spans are requested, as there is no local copy yet."""
+        return self._ranges is not None
+
     def read(self, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
         """Return the bytes of spans (B,); raise a ShardError if the file ends before a span does."""
         content, places = self.read_together(starts, ends)

@@ -4,7 +4,7 @@ import errno
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
@@ -59,6 +59,7 @@ class ShardedDataset(DeclaresDraws, ABC):
     suffixes: ClassVar[tuple[str, ...]]
     shared_suffixes: ClassVar[tuple[str, ...]] = ()  # of a folder's files, too; other formats have them as well
     keeps_index: ClassVar[bool] = True  # in a file; False if a scan is as fast as reading that file
+    reads_folders: ClassVar[bool] = False  # whether `urls` are folders, which say what their files are
     files_each: ClassVar[int] = 1  # files that an open shard has open
     maps: ClassVar[bool] = False  # shards into memory, so that a remote one needs a local copy
 
@@ -76,8 +77,7 @@ class ShardedDataset(DeclaresDraws, ABC):
             raise ValueError(f"{type(self).__name__}: max_open is {max_open}, wanted at least 1.")
         self.storage = storage or Storage()
         self.excluded_keys: dict[str, frozenset[str]] = {}  # keys of samples that a split leaves out, by shard
-        suffixes = self.suffixes + self.shared_suffixes
-        found = find_shards(urls, suffixes, self.storage, split=split, left_out=self.excluded_keys)
+        found = self.find(urls, split)
         self.shards = list(found)
         self._remote = {shard: version for shard, version in found.items() if version is not None}
         unknown = [shard for shard in self.shards if is_remote(shard) and shard not in self._remote]
@@ -100,6 +100,11 @@ class ShardedDataset(DeclaresDraws, ABC):
             )
         self._ends = np.cumsum([index.count for index in self._indexes], dtype=np.int64)
         self._opened = PerThread(OpenFiles, self._limit)
+
+    def find(self, urls: Urls, split: str | None) -> Mapping[str, Stat | None]:
+        """Return the shards at some URLs in their order, with the versions of remote ones where they are known."""
+        suffixes = self.suffixes + self.shared_suffixes
+        return find_shards(urls, suffixes, self.storage, split=split, left_out=self.excluded_keys)
 
     @abstractmethod
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:

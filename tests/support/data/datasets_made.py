@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from images_made import encode, picture
+from mds_made import write_mds
 from media_made import audio, need_decoder, video
 from multimodal_made import documents as interleaved
 from multimodal_made import json_lines as write_json_lines
@@ -237,6 +238,12 @@ def with_pictures(folder: Path) -> Any:
     return lk.MultimodalDataset(lk.JsonlDataset(folder, max_open=1), make_tokenizer(), placeholder)
 
 
+def mds(folder: Path, *, packed: bool = False) -> Any:
+    shards = [[(n, text_of(n)) for n in range(shard * ROWS, (shard + 1) * ROWS)] for shard in range(SHARDS)]
+    storage = lk.Storage(cache_dir=folder / "cache")
+    return lk.MDSDataset(write_mds(folder / "mds", shards, packed=packed), max_open=1, storage=storage)
+
+
 def preferences(folder: Path) -> Any:
     from chats_made import make_tokenizer
 
@@ -334,6 +341,8 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "LeRobotDataset": lambda folder: lk.LeRobotDataset(
         FIXTURES / "lerobot" / "data", {"action": [0.0, 0.1]}, columns=["index", "action"]
     ),
+    "MDSDataset": mds,
+    "MDSDataset of packed shards": partial(mds, packed=True),
     "MapDataset": lambda folder: MapDataset(jsonl(folder), repr),
     "MediaDataset": pictures,
     "MultimodalDataset": with_pictures,

@@ -1,0 +1,1 @@
+"""Samples of MDS shards, as mosaicml-streaming writes them, read in place."""

@@ -1,0 +1,153 @@
+"""What index.json says of the shards of an MDS folder."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from loaderkit.datasets.errors import ShardError
+from loaderkit.files.signatures import FORMATS
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import is_remote, open_file, relative_to
+
+INDEX = "index.json"
+
+
+class Columns(NamedTuple):
+    """The columns of a shard: names, encodings, and sizes in bytes or None, each (C,)."""
+
+    names: tuple[str, ...]
+    encodings: tuple[str, ...]
+    sizes: tuple[int | None, ...]
+
+
+class MDSShard(NamedTuple):
+    """A shard as index.json describes it.
+
+    Args:
+        name: Path of the plain file, relative to the folder.
+        size_bytes: Size of the plain file.
+        samples: Number of samples.
+        columns: What a sample has.
+        packed: Path of the compressed file; empty if there is none.
+        packed_bytes: Its size.
+        codec: How it is compressed, such as "zstd".
+    """
+
+    name: str
+    size_bytes: int
+    samples: int
+    columns: Columns
+    packed: str = ""
+    packed_bytes: int = 0
+    codec: str = ""
+
+
+def read_index(folder: str, storage: Storage) -> list[MDSShard]:
+    """Return the shards of a folder in their order.
+
+    Raises:
+        FileNotFoundError: If the folder has no index.json.
+        ShardError: If index.json is not that of an MDS dataset. Also if there is none, but splits are in the folder.
+    """
+    place = join(folder, INDEX)
+    try:
+        with open_file(place, storage) as file:
+            content = file.read()
+    except FileNotFoundError as error:
+        raise _missing(folder, storage) from error
+    known: dict[Columns, Columns] = {}  # shards share them
+    try:
+        entries = json.loads(content)["shards"]
+        found = []
+        for number, entry in enumerate(entries):
+            _refuse_other(f"{place}: shard {number}", entry)
+            found.append(_shard(entry, known))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, ShardError):
+            raise
+        raise ShardError(
+            f"{place}: not the index of {FORMATS['mds'].name}, version 2 ({type(error).__name__}: {error}). It may be cut or damaged."
+        ) from error
+    return found
+
+
+def join(folder: str, name: str) -> str:
+    """Return the place of a file or folder within a folder."""
+    return f"{folder.rstrip('/')}/{name}" if folder else name
+
+
+def _shard(entry: dict[str, Any], known: dict[Columns, Columns]) -> MDSShard:
+    columns = Columns(
+        tuple(map(str, entry["column_names"])),
+        tuple(map(str, entry["column_encodings"])),
+        tuple(None if not size else _natural(size) for size in entry["column_sizes"]),
+    )
+    if not len(columns.names) == len(columns.encodings) == len(columns.sizes):
+        raise ValueError("names, encodings and sizes of columns differ in number")
+    raw, packed = entry["raw_data"], entry.get("zip_data")
+    found = MDSShard(
+        _inner(raw["basename"]),
+        _natural(raw["bytes"]),
+        _natural(entry["samples"]),
+        known.setdefault(columns, columns),
+    )
+    if not packed:
+        return found
+    codec = str(entry["compression"]).partition(":")[0]
+    return found._replace(packed=_inner(packed["basename"]), packed_bytes=_natural(packed["bytes"]), codec=codec)
+
+
+def _refuse_other(where: str, entry: dict[str, Any]) -> None:
+    if (kind := entry.get("format", "mds")) != "mds":
+        raise ShardError(
+            f"{where} has the format {kind!r}, wanted 'mds'. Read it with streaming.StreamingDataset: "
+            "lk.ConcatDataset([dataset]). Plain files of JSON lines are for lk.JsonlDataset, of CSV for lk.CsvDataset."
+        )
+    if (version := entry.get("version", 2)) != 2:
+        raise ShardError(f"{where} has version {version!r}, wanted 2. Write it again with mosaicml-streaming.")
+
+
+def _natural(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a size")
+    return value
+
+
+def _inner(name: str) -> str:
+    """Return a path within the folder; raise a ValueError if it leads out."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ValueError(f"{name!r} is not in the folder")
+    return str(path)
+
+
+def _missing(folder: str, storage: Storage) -> Exception:
+    splits = sorted(_splits(folder, storage))
+    if splits:
+        return ShardError(
+            f"{folder}: has no {INDEX}, but the splits {', '.join(splits)}. Say which: split={splits[0]!r}."
+        )
+    return FileNotFoundError(
+        f"{join(folder, INDEX)} is not there, wanted {FORMATS['mds'].name}: a folder with {INDEX} and shards."
+    )
+
+
+def _splits(folder: str, storage: Storage) -> Iterator[str]:
+    """Yield the folders directly within a folder that have an index.json."""
+    found: Sequence[str]
+    if not is_remote(folder):
+        found = [f"{name}/{INDEX}" for name in _list(folder) if os.path.isfile(f"{folder}/{name}/{INDEX}")]  # noqa: PTH113
+    elif folder.startswith(("http://", "https://")):
+        found = []
+    else:
+        found = [relative_to(folder, url) for url in storage.find(f"{folder.rstrip('/')}/", (INDEX,))]
+    yield from (name.removesuffix(f"/{INDEX}") for name in found if name.count("/") == 1)
+
+
+def _list(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208 - of any folder, also of none
+    except OSError:
+        return []
