@@ -62,6 +62,7 @@ from .datasets.streams.readers import PageReader as PageReader
 from .datasets.streams.readers import TarReader as TarReader
 from .datasets.tar.dataset import DECODERS as DECODERS
 from .datasets.tar.dataset import TarDataset as TarDataset
+from .datasets.tar.shar import SharDataset as SharDataset
 from .datasets.tfrecord.dataset import TFRecordDataset as TFRecordDataset
 from .datasets.torchgeo import GeoChips as GeoChips
 from .datasets.volumes.patches import PatchDataset as PatchDataset

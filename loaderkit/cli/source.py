@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from loaderkit.cli.arguments import add_settings, named, see_own_modules, size
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.formats import format_named, formats_of, known_suffixes
+from loaderkit.datasets.formats import folder_format, format_named, formats_of, known_suffixes
 from loaderkit.datasets.images.decode import decode_picture
 from loaderkit.datasets.images.folder import ImageFolder
 from loaderkit.datasets.remote.storage import Storage
@@ -92,6 +92,8 @@ def _open(source: str, format_name: str | None, options: dict[str, Any], decoded
             found = type(factory).__name__
             raise ValueError(f"{source!r} is of type {found}, wanted a function or class that returns a dataset.")
         return factory(**options)
+    if format_name is None and (whole := folder_format(source)) is not None:
+        return whole(source, **options)
     if format_name is None and (Path(source) / "").is_dir():
         try:
             expand(source, known_suffixes(), split=options.get("split"))

@@ -3,10 +3,11 @@
 import functools
 import importlib
 from collections.abc import Mapping
+from typing import Any
 
 from loaderkit.datasets.remote.listing import has_suffix
 from loaderkit.datasets.shards.sharded import ShardedDataset
-from loaderkit.datasets.signatures import describe
+from loaderkit.datasets.signatures import describe, format_of_folder
 
 _CLASSES = {
     "csv": ("loaderkit.datasets.shards.csv", "CsvDataset"),
@@ -17,6 +18,9 @@ _CLASSES = {
     "tar": ("loaderkit.datasets.tar.dataset", "TarDataset"),
     "tfrecord": ("loaderkit.datasets.tfrecord.dataset", "TFRecordDataset"),
     "token": ("loaderkit.datasets.shards.tokens", "TokenDataset"),
+}
+_FOLDERS = {  # by the key of their signature
+    "shar": ("loaderkit.datasets.tar.shar", "SharDataset"),
 }
 _ALIASES = {"tokens": "token", "arrow": "parquet", "feather": "parquet"}
 
@@ -54,6 +58,12 @@ def format_of(shard: str) -> type[ShardedDataset]:
     if len(found) > 1:
         raise ValueError(f"{shard}: may be {' or '.join(sorted(found))}. Name the format: --format.")
     return next(iter(found.values()))
+
+
+def folder_format(folder: str) -> Any:
+    """Return the dataset class of a local folder that is one dataset as a whole, such as a Shar folder; None if it is not."""
+    module, kind = _FOLDERS.get(format_of_folder(folder) or "", ("", ""))
+    return getattr(importlib.import_module(module), kind) if module else None
 
 
 def known_suffixes() -> list[str]:

@@ -74,7 +74,7 @@ FORMATS: dict[str, Format] = {
     ),
     "shar": Format(
         "a Shar folder of lhotse",
-        "Read cuts with lk.CutDataset(lhotse.CutSet.from_shar(in_dir=folder).to_eager()), or the files of one field with a glob: "
+        "Open it with lk.SharDataset(folder), or read the files of one field alone with a glob: "
         "lk.TarDataset('folder/recording.*.tar').",
         r"cuts\.\d+\.jsonl(?:\.gz)?",
         misread=(".tar",),
@@ -202,6 +202,15 @@ def is_of(folder: str | os.PathLike[str], key: str) -> bool:
     """Return whether a local folder itself, not one within it, has a mark of a format."""
     marks = find_marks(path.name for path in Path(folder).iterdir() if path.is_file())
     return any(found.key == key for found in formats_at(marks, local_reader(os.fspath(folder))))
+
+
+def format_of_folder(folder: str | os.PathLike[str]) -> str | None:
+    """Return the key of the format that a local folder is of as a whole; None if its marks are of folders in it, or there are none."""
+    path = os.fspath(folder)
+    if not Path(path).is_dir():
+        return None
+    marks = find_marks(islice(_files(path), _FILES))
+    return next((found.key for found in formats_at(marks, local_reader(path)) if not found.root), None)
 
 
 def format_of_head(head: bytes, size_bytes: int) -> str | None:

@@ -164,7 +164,7 @@ DOORS: dict[str, Callable[[Path], Any]] = {
 }
 # What a door reads in place, or does not notice as none of its files are there.
 OPENS = {("DocumentDataset", "litdata")}
-SHOWN = {"tfrecord"}  # by `loaderkit preview`
+SHOWN = {"shar", "tfrecord"}  # by `loaderkit preview`
 
 
 def test_each_format_of_the_table_is_tried_here() -> None:

@@ -1,5 +1,6 @@
 """One small dataset of each kind, over several shards if it has shards."""
 
+import gzip
 import io
 import json
 from collections.abc import Callable, Iterator
@@ -120,6 +121,19 @@ def tfrecord(folder: Path) -> Any:
 
     each_shard(write)
     return lk.TFRecordDataset(folder, max_open=1)
+
+
+def shar(folder: Path) -> Any:
+    """As lhotse lays it out: cuts in packed lines, and a field of pairs in tars."""
+
+    def write(shard: int, numbers: range) -> None:
+        cuts = "".join(json.dumps({"id": f"{number}.5", "text": text_of(number)}) + "\n" for number in numbers)
+        (folder / f"cuts.{shard:06}.jsonl.gz").write_bytes(gzip.compress(cuts.encode()))
+        pairs = [(f"{n}.5.npy", b"%d" % n) if even else (f"{n}.5.json", b"{}") for n in numbers for even in (1, 0)]
+        make_tar(folder / f"vector.{shard:06}.tar", pairs)
+
+    each_shard(write)
+    return lk.SharDataset(folder, max_open=1)
 
 
 def npy(folder: Path) -> Any:
@@ -319,6 +333,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     ),
     "PieceDataset": lambda folder: lk.PieceDataset(documents(folder), 16),
     "RecordDataset": lambda folder: lk.RecordDataset(map(text_of, range(SAMPLES))),
+    "SharDataset": shar,
     "SubsetDataset": lambda folder: SubsetDataset(tar(folder, "txt"), range(0, SAMPLES, 2)),
     "TarDataset": partial(tar, suffix="txt"),
     "TarDataset of pictures": partial(tar, suffix="png"),

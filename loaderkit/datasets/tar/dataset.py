@@ -210,7 +210,8 @@ class TarDataset(ShardedDataset):
         packed = decode is unpack_gzip
         if packed:
             decode = self._decoder(name.rpartition(".")[0])
-        if decode is decode_picture:
+        are_pictures = decode is decode_picture
+        if are_pictures:
             decode = partial(decode_picture, max_pixels=self._max_pixels)
         for content in map(bytes, contents):
             plain = unpack_gzip(content) if packed else content
