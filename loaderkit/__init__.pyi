@@ -49,6 +49,7 @@ from .datasets.shards.csv import CsvDataset as CsvDataset
 from .datasets.shards.documents import DocumentDataset as DocumentDataset
 from .datasets.shards.jsonl import JsonlDataset as JsonlDataset
 from .datasets.shards.npy import NpyDataset as NpyDataset
+from .datasets.shards.safetensors import SafetensorsDataset as SafetensorsDataset
 from .datasets.shards.tokens import TokenDataset as TokenDataset
 from .datasets.splits import Split as Split
 from .datasets.splits import split as split

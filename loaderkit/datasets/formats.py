@@ -15,6 +15,7 @@ _CLASSES = {
     "jsonl": ("loaderkit.datasets.shards.jsonl", "JsonlDataset"),
     "npy": ("loaderkit.datasets.shards.npy", "NpyDataset"),
     "parquet": ("loaderkit.datasets.arrow.parquet", "ParquetDataset"),
+    "safetensors": ("loaderkit.datasets.shards.safetensors", "SafetensorsDataset"),
     "tar": ("loaderkit.datasets.tar.dataset", "TarDataset"),
     "tfrecord": ("loaderkit.datasets.tfrecord.dataset", "TFRecordDataset"),
     "token": ("loaderkit.datasets.shards.tokens", "TokenDataset"),

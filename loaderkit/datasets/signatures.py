@@ -125,9 +125,7 @@ FORMATS: dict[str, Format] = {
         "an SQLite database", "Write a dataset of your own whose connection is an lk.Handle(sqlite3.connect, path)."
     ),
     "duckdb": Format("a DuckDB database", "Export the table: COPY name TO 'rows.parquet' (FORMAT parquet)."),
-    "safetensors": Format(
-        "a safetensors file", "Read its tensors with lk.ArrayDataset(safetensors.torch.load_file(path))."
-    ),
+    "safetensors": Format("a safetensors file", "Open it with lk.SafetensorsDataset(path)."),
 }
 # Longest magics first. TFRecord and safetensors have none: their first numbers are checked.
 _MAGICS = (

@@ -68,6 +68,7 @@ FILES = [
     "JsonlDataset",
     "NpyDataset",
     "ParquetDataset",
+    "SafetensorsDataset",
     "TarDataset",
     "TFRecordDataset",
     "TokenDataset",

@@ -164,7 +164,7 @@ DOORS: dict[str, Callable[[Path], Any]] = {
 }
 # What a door reads in place, or does not notice as none of its files are there.
 OPENS = {("DocumentDataset", "litdata")}
-SHOWN = {"shar", "tfrecord"}  # by `loaderkit preview`
+SHOWN = {"safetensors", "shar", "tfrecord"}  # by `loaderkit preview`
 
 
 def test_each_format_of_the_table_is_tried_here() -> None:
@@ -174,7 +174,7 @@ def test_each_format_of_the_table_is_tried_here() -> None:
 def test_our_suffixes_are_those_of_our_formats() -> None:
     """But of files that their magic tells: every other dataset names them."""
     found = {suffix for kind in find_formats().values() for suffix in kind.suffixes + kind.shared_suffixes}
-    assert set(OURS) == found - set(lk.TFRecordDataset.suffixes)
+    assert set(OURS) == found - {*lk.SafetensorsDataset.suffixes, *lk.TFRecordDataset.suffixes}
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from datasets_made import arrow_table, json_lines
 from drawing import equal
 from images_made import encode, picture
@@ -45,6 +46,11 @@ def write_arrow(path: Path, kind: str) -> None:
 def write_documents(path: Path) -> None:
     np.arange(60, dtype=np.uint16).tofile(path)
     np.arange(5, 61, 5, dtype="<u8").tofile(f"{path}.index")
+
+
+def write_safetensors(path: Path) -> None:
+    library = pytest.importorskip("safetensors.torch")
+    library.save_file({"x": torch.arange(24).reshape(12, 2)}, path)
 
 
 def write_pictures(folder: Path) -> None:
@@ -90,6 +96,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
         each("tfrecord", lambda path: write_records(path, [example(n=[row]) for row in ROWS])),
         lk.TFRecordDataset,
     ),
+    "safetensors": (each("safetensors", write_safetensors), lk.SafetensorsDataset),
     "pictures": (write_pictures, lk.ImageFolder),
 }
 
@@ -191,7 +198,7 @@ def test_a_home_that_cannot_be_written_is_said_once(name: str, tmp_path: Path, m
                 data = make(tmp_path / "data")
                 assert equal([data[row] for row in range(len(data))], wanted)
         texts = [str(one.message) for one in said]
-        keeps = name not in ("npy", "tokens", "documents") and where.endswith("file")
+        keeps = name not in ("npy", "tokens", "documents", "safetensors") and where.endswith("file")
         assert len(texts) == keeps, texts
         assert all("Set LOADERKIT_INDEX_DIR to a folder that can be written" in one for one in texts)
 
