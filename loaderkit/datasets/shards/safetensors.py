@@ -227,16 +227,17 @@ def read_header(shard: str, file: BinaryIO, size_bytes: int) -> dict[str, tuple[
         raise ShardError(f"{shard}: has {size_bytes:,} bytes and a header of {length:,}: not a whole safetensors file.")
     try:
         header = json.loads(file.read(length))
-        found = {
-            name: (str(one["dtype"]), list(map(int, one["shape"])), *(start + int(at) for at in one["data_offsets"]))
-            for name, one in header.items()
-            if name != "__metadata__"
-        }
-        for _, shape, first, last in found.values():  # a wrong number of offsets is an error here
+        found = {}
+        for name, one in header.items():
+            if name == "__metadata__":
+                continue
+            shape = [int(size) for size in one["shape"]]
+            first, last = (start + int(at) for at in one["data_offsets"])
             if not start <= first <= last or min(shape, default=0) < 0:
                 raise ValueError(f"shape {shape}, bytes {first} to {last}")
             if last > size_bytes:
                 raise ShardError(f"{shard}: ends at byte {size_bytes:,}, a tensor ends at {last:,}: the file is cut.")
+            found[name] = str(one["dtype"]), shape, first, last
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, ShardError):
             raise

@@ -200,9 +200,9 @@ class SharDataset(_Lines):
 def _find_fields(folder: str, storage: Storage) -> dict[str, Urls]:
     """Return the files of a folder by field, as globs: the name up to its first dot is the field."""
     if is_remote(folder):
-        names = map(shard_name, storage.find(folder.rstrip("/") + "/", (*_LINES, ".tar")))
+        names = [shard_name(url) for url in storage.find(folder.rstrip("/") + "/", (*_LINES, ".tar"))]
     else:
-        names = (path.name for path in Path(folder).iterdir()) if Path(folder).is_dir() else iter(())
+        names = [path.name for path in Path(folder).iterdir()] if Path(folder).is_dir() else []
     kinds = {(name.partition(".")[0], ".tar" if name.endswith(".tar") else ".jsonl*") for name in names}
     return {name: f"{folder.rstrip('/')}/{name}.*{kind}" for name, kind in sorted(kinds) if name}
 
