@@ -55,6 +55,7 @@ from .datasets.shards.csv import CsvDataset as CsvDataset
 from .datasets.shards.documents import DocumentDataset as DocumentDataset
 from .datasets.shards.jsonl import JsonlDataset as JsonlDataset
 from .datasets.shards.npy import NpyDataset as NpyDataset
+from .datasets.shards.safetensors import SafetensorsDataset as SafetensorsDataset
 from .datasets.shards.tokens import TokenDataset as TokenDataset
 from .datasets.splits import Split as Split
 from .datasets.splits import split as split
@@ -69,6 +70,7 @@ from .datasets.streams.readers import TarReader as TarReader
 from .datasets.tables.columns import TableColumns as TableColumns
 from .datasets.tar.dataset import DECODERS as DECODERS
 from .datasets.tar.dataset import TarDataset as TarDataset
+from .datasets.tar.shar import SharDataset as SharDataset
 from .datasets.tfrecord.dataset import TFRecordDataset as TFRecordDataset
 from .datasets.torchgeo import GeoChips as GeoChips
 from .datasets.volumes.patches import PatchDataset as PatchDataset

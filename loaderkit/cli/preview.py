@@ -153,7 +153,7 @@ def _field(value: Any, name: str) -> Field:
     kind = type(value).__name__
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
-        return Field(name, kind, dtype, str(tuple(value.shape)), _range(value.detach().cpu().numpy(force=True)))
+        return Field(name, kind, dtype, str(tuple(value.shape)), _range(_as_array(value)))
     if isinstance(value, np.ndarray | np.generic):
         return Field(name, kind, str(value.dtype), str(value.shape), _range(np.asarray(value)))
     if isinstance(value, str):
@@ -165,9 +165,16 @@ def _field(value: Any, name: str) -> Field:
     return Field(name, kind, "", "", _short(repr(value)))
 
 
+def _as_array(value: Tensor) -> np.ndarray[Any, Any]:
+    try:
+        return value.numpy(force=True)
+    except TypeError:  # numpy has no such number: bfloat16, float8
+        return value.float().numpy(force=True)
+
+
 def _range(values: np.ndarray[Any, Any]) -> str:
     if not values.size or values.dtype.kind not in "biuf":
-        return _short(" ".join(str(values[:_FEW]).split())) if values.size else "empty"
+        return _short(" ".join(str(values[:_FEW] if values.ndim else values).split())) if values.size else "empty"
     if values.size <= _FEW:
         return _short(" ".join(str(values).split()))
     return f"{values.min():.4g} to {values.max():.4g}" if values.dtype.kind != "b" else f"{values.mean():.0%} True"

@@ -18,6 +18,7 @@ _CLASSES = {
     "mds": ("loaderkit.datasets.mds.dataset", "MDSDataset"),
     "npy": ("loaderkit.datasets.shards.npy", "NpyDataset"),
     "parquet": ("loaderkit.datasets.arrow.parquet", "ParquetDataset"),
+    "safetensors": ("loaderkit.datasets.shards.safetensors", "SafetensorsDataset"),
     "tar": ("loaderkit.datasets.tar.dataset", "TarDataset"),
     "tfrecord": ("loaderkit.datasets.tfrecord.dataset", "TFRecordDataset"),
     "token": ("loaderkit.datasets.shards.tokens", "TokenDataset"),
@@ -26,6 +27,7 @@ _FOLDERS = {  # by the key of their signature
     "lance": ("loaderkit.datasets.arrow.lance", "LanceDataset"),
     "lerobot": ("loaderkit.datasets.media.lerobot", "LeRobotDataset"),
     "zarr": ("loaderkit.datasets.chunked.zarr", "ZarrDataset"),
+    "shar": ("loaderkit.datasets.tar.shar", "SharDataset"),
 }
 _ALIASES = {"tokens": "token", "arrow": "parquet", "feather": "parquet"}
 
@@ -66,7 +68,7 @@ def format_of(shard: str) -> type[ShardedDataset]:
 
 
 def folder_format(folder: str) -> Any:
-    """Return the dataset class of a local folder that is one dataset as a whole, such as a Zarr store; None if it is not."""
+    """Return the dataset class of a local folder that is one dataset as a whole, such as a Zarr store or a Shar folder; None if it is not."""
     module, kind = _FOLDERS.get(format_of_folder(folder) or "", ("", ""))
     return getattr(importlib.import_module(module), kind) if module else None
 

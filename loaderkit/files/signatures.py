@@ -75,7 +75,7 @@ FORMATS: dict[str, Format] = {
     ),
     "shar": Format(
         "a Shar folder of lhotse",
-        "Read cuts with lk.CutDataset(lhotse.CutSet.from_shar(in_dir=folder).to_eager()), or the files of one field with a glob: "
+        "Open it with lk.SharDataset(folder), or read the files of one field alone with a glob: "
         "lk.TarDataset('folder/recording.*.tar').",
         r"cuts\.\d+\.jsonl(?:\.gz)?",
         misread=(".tar",),
@@ -123,9 +123,7 @@ FORMATS: dict[str, Format] = {
         "an SQLite database", "Write a dataset of your own whose connection is an lk.Handle(sqlite3.connect, path)."
     ),
     "duckdb": Format("a DuckDB database", "Export the table: COPY name TO 'rows.parquet' (FORMAT parquet)."),
-    "safetensors": Format(
-        "a safetensors file", "Read its tensors with lk.ArrayDataset(safetensors.torch.load_file(path))."
-    ),
+    "safetensors": Format("a safetensors file", "Open it with lk.SafetensorsDataset(path)."),
 }
 # Longest magics first. TFRecord and safetensors have none: their first numbers are checked.
 _MAGICS = (

@@ -69,6 +69,7 @@ FILES = [
     "JsonlDataset",
     "NpyDataset",
     "ParquetDataset",
+    "SafetensorsDataset",
     "TarDataset",
     "TFRecordDataset",
     "TokenDataset",

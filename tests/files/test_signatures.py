@@ -164,7 +164,17 @@ DOORS: dict[str, Callable[[Path], Any]] = {
 }
 # What a door reads in place, or does not notice as none of its files are there.
 OPENS = {("DocumentDataset", "litdata")}
-SHOWN = {"arrayrecord", "hdf5", "lance", "lerobot", "mds", "tfrecord", "zarr"}  # by `loaderkit preview`
+SHOWN = {
+    "arrayrecord",
+    "hdf5",
+    "lance",
+    "lerobot",
+    "mds",
+    "safetensors",
+    "shar",
+    "tfrecord",
+    "zarr",
+}  # by `loaderkit preview`
 
 
 def test_each_format_of_the_table_is_tried_here() -> None:
@@ -177,6 +187,7 @@ def test_our_suffixes_are_those_of_our_formats() -> None:
     assert set(OURS) == found - {
         *lk.ArrayRecordDataset.suffixes,
         *lk.Hdf5Dataset.suffixes,
+        *lk.SafetensorsDataset.suffixes,
         *lk.TFRecordDataset.suffixes,
     }
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from datasets_made import arrow_table, json_lines
 from drawing import equal
 from images_made import encode, picture
@@ -61,6 +62,11 @@ def write_zarr(folder: Path) -> None:
     library.open_group(folder, mode="w").create_array("x", data=np.arange(24).reshape(12, 2) + 1, chunks=(5, 2))
 
 
+def write_safetensors(path: Path) -> None:
+    library = pytest.importorskip("safetensors.torch")
+    library.save_file({"x": torch.arange(24).reshape(12, 2)}, path)
+
+
 def write_pictures(folder: Path) -> None:
     for row in ROWS:
         place = folder / f"class{row % 2}"
@@ -104,6 +110,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
         each("tfrecord", lambda path: write_records(path, [example(n=[row]) for row in ROWS])),
         lk.TFRecordDataset,
     ),
+    "safetensors": (each("safetensors", write_safetensors), lk.SafetensorsDataset),
     "pictures": (write_pictures, lk.ImageFolder),
     "hdf5": (each("h5", write_hdf5), lk.Hdf5Dataset),
     "zarr": (write_zarr, lk.ZarrDataset),
@@ -207,7 +214,7 @@ def test_a_home_that_cannot_be_written_is_said_once(name: str, tmp_path: Path, m
                 data = make(tmp_path / "data")
                 assert equal([data[row] for row in range(len(data))], wanted)
         texts = [str(one.message) for one in said]
-        keeps = name not in ("npy", "tokens", "documents", "hdf5") and where.endswith("file")
+        keeps = name not in ("npy", "tokens", "documents", "hdf5", "safetensors") and where.endswith("file")
         assert len(texts) == keeps, texts
         assert all("Set LOADERKIT_INDEX_DIR to a folder that can be written" in one for one in texts)
 

@@ -95,7 +95,14 @@ def test_faster_methods_count_if_nothing_is_overridden(tmp_path: Path) -> None:
         "TokenDataset",
         "WindowDataset",
     }
-    assert found["read_columns"] == {"ArrayDataset", "Hdf5Dataset", "SubsetDataset", "TarDataset", "ZarrDataset"}
+    assert found["read_columns"] == {
+        "ArrayDataset",
+        "Hdf5Dataset",
+        "SafetensorsDataset",
+        "SubsetDataset",
+        "TarDataset",
+        "ZarrDataset",
+    }
     assert found["lengths"] == {"AudioDataset", "CutDataset", "DocumentDataset", "GeoChips", "PieceDataset"}
     assert found["draws_nothing"] == {*PUBLIC} - {"MapDataset"}
     array, documents = lk.ArrayDataset((torch.arange(9),)), KINDS["DocumentDataset"](tmp_path / "DocumentDataset")

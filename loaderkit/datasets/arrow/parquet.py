@@ -9,7 +9,7 @@ import numpy as np
 
 from loaderkit.datasets.arrow.columns import Column, layout_of, make_batch
 from loaderkit.datasets.arrow.hive import hive_constants
-from loaderkit.datasets.arrow.rowgroups import GroupedTable, Groups
+from loaderkit.datasets.arrow.rowgroups import Decryption, GroupedTable, Groups
 from loaderkit.datasets.arrow.schemas import check_schema
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.shards.index import ShardIndex
@@ -51,6 +51,8 @@ class ParquetDataset(ShardedDataset):
         cached_groups: Number of decoded row groups that each reading thread keeps, for all files together. A ShardOrder
             reads from lanes x (1 + window / rows in a group) of them.
         split: Of a folder that `DatasetDict.save_to_disk` wrote, the split to read.
+        decryption: For encrypted Parquet: a function that returns pyarrow's `FileDecryptionProperties`, called for each file that is
+            opened. Workers that are not forked get it pickled.
 
     Raises:
         FileNotFoundError: If there are no shards.
@@ -82,11 +84,13 @@ class ParquetDataset(ShardedDataset):
         storage: Storage | None = None,
         cached_groups: int = 64,
         split: str | None = None,
+        decryption: Decryption | None = None,
     ) -> None:
         if cached_groups < 1 or isinstance(columns, str):
             raise ValueError(
                 f"ParquetDataset: cached_groups is {cached_groups}, columns {columns!r}; wanted at least 1, and a list."
             )
+        self._decryption = decryption
         self._given = None if columns is None else list(columns)
         super().__init__(
             urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage, split=split
@@ -112,7 +116,7 @@ class ParquetDataset(ShardedDataset):
 
     def _table(self, shard: str, groups: Groups, *, head: bool = False) -> GroupedTable:
         file = self.open_head(shard) if head else self.open_file(shard)
-        return GroupedTable(shard, file, groups, self.constants(shard))
+        return GroupedTable(shard, file, groups, self.constants(shard), self._decryption)
 
     def _check(self, table: GroupedTable) -> None:
         check_schema(table.shard, table.schema, self.shards[0], self._schema, self._given)

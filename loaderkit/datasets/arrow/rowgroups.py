@@ -3,7 +3,7 @@
 import io
 import mmap
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, BinaryIO
@@ -15,7 +15,8 @@ from loaderkit.files.urls import is_remote, stat
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.arrow_values import to_samples
 
-_PARQUET, _ARROW, _STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
+_PARQUET, _ENCRYPTED, _ARROW, _STREAM = b"PAR1", b"PARE", b"ARROW1", b"\xff\xff\xff\xff"
+Decryption = Callable[[], Any]  # returns pyarrow's FileDecryptionProperties
 
 
 class Groups:
@@ -61,6 +62,7 @@ class GroupedTable:
         file: BinaryIO,
         groups: Groups,
         constants: Mapping[str, Any] | None = None,
+        decryption: Decryption | None = None,
     ) -> None:
         self.shard = shard
         self._groups = groups
@@ -68,7 +70,7 @@ class GroupedTable:
         self._file: Any = None
         try:
             with _errors_named(shard, "not a whole Parquet or Arrow file"):
-                self._source, self._file = _open(shard, file)
+                self._source, self._file = _open(shard, file, decryption)
                 schema = self._file.schema_arrow if hasattr(self._file, "schema_arrow") else self._file.schema
                 self._views = _plain_types(schema)
                 for name, kind in self._views.items():
@@ -174,7 +176,7 @@ class _Batches:
         return self._batches[number]
 
 
-def _open(shard: str, file: BinaryIO) -> tuple[Any, Any]:
+def _open(shard: str, file: BinaryIO, decryption: Decryption | None) -> tuple[Any, Any]:
     """Return the byte source and the table reader of a file."""
     try:
         import pyarrow as pa
@@ -183,7 +185,12 @@ def _open(shard: str, file: BinaryIO) -> tuple[Any, Any]:
         raise ImportError(f"{shard!r} needs pyarrow: pip install '.[arrow]' in a checkout of loaderkit.") from error
 
     start = file.read(HEAD)
-    parquet = start.startswith(_PARQUET)
+    parquet = start.startswith((_PARQUET, _ENCRYPTED))
+    if start.startswith(_ENCRYPTED) and decryption is None:
+        file.close()
+        raise ShardError(
+            f"{shard}: an encrypted Parquet file. Give decryption=, a function that returns pyarrow's FileDecryptionProperties."
+        )
     if not parquet and not start.startswith((_ARROW, _STREAM)):
         file.close()
         what = what_head(start, stat(shard).size_bytes) if not is_remote(shard) else ""
@@ -194,7 +201,9 @@ def _open(shard: str, file: BinaryIO) -> tuple[Any, Any]:
     try:
         # No threads of pyarrow: workers already run in parallel.
         if parquet:
-            return source, pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
+            properties = None if decryption is None else decryption()
+            settings = {"pre_buffer": False, "page_checksum_verification": True, "decryption_properties": properties}
+            return source, pq.ParquetFile(source, **settings)
         options = pa.ipc.IpcReadOptions(use_threads=False)
         if start.startswith(_ARROW):
             return source, pa.ipc.open_file(source, options=options)

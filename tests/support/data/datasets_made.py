@@ -1,5 +1,6 @@
 """One small dataset of each kind, over several shards if it has shards."""
 
+import gzip
 import io
 import json
 from collections.abc import Callable, Iterator
@@ -128,6 +129,30 @@ def tfrecord(folder: Path) -> Any:
     return lk.TFRecordDataset(folder, max_open=1)
 
 
+def shar(folder: Path) -> Any:
+    """As lhotse lays it out: cuts in packed lines, and a field of pairs in tars."""
+
+    def write(shard: int, numbers: range) -> None:
+        cuts = "".join(json.dumps({"id": f"{number}.5", "text": text_of(number)}) + "\n" for number in numbers)
+        (folder / f"cuts.{shard:06}.jsonl.gz").write_bytes(gzip.compress(cuts.encode()))
+        pairs = [(f"{n}.5.npy", b"%d" % n) if even else (f"{n}.5.json", b"{}") for n in numbers for even in (1, 0)]
+        make_tar(folder / f"vector.{shard:06}.tar", pairs)
+
+    each_shard(write)
+    return lk.SharDataset(folder, max_open=1)
+
+
+def safetensors(folder: Path) -> Any:
+    library = pytest.importorskip("safetensors.torch")
+
+    def write(shard: int, numbers: range) -> None:
+        rows = torch.tensor(list(numbers))
+        library.save_file({"n": rows, "x": rows[:, None].half() * torch.arange(40)}, folder / f"{shard}.safetensors")
+
+    each_shard(write)
+    return lk.SafetensorsDataset(folder, max_open=1)
+
+
 def npy(folder: Path) -> Any:
     each_shard(lambda shard, numbers: np.save(folder / f"{shard}.npy", np.array(numbers)[:, None] * np.arange(300)))
     return lk.NpyDataset(folder, max_open=1)
@@ -203,7 +228,8 @@ def remote(make: Callable[..., Any], folder: Path, *, cache_bytes: int | None) -
         files.pipe_file(f"{root}/{Path(shard).name}", Path(shard).read_bytes())
     cache = None if cache_bytes is None else folder / "cache"
     storage = lk.Storage(cache_dir=cache, cache_bytes=cache_bytes or 1)
-    return type(local)(f"memory:/{root}", max_open=1, storage=storage, index_dir=folder / "index")
+    settings = {"index_dir": folder / "index"} if local.keeps_index else {}
+    return type(local)(f"memory:/{root}", max_open=1, storage=storage, **settings)
 
 
 def chats(folder: Path) -> Any:
@@ -359,6 +385,9 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     ),
     "PieceDataset": lambda folder: lk.PieceDataset(documents(folder), 16),
     "RecordDataset": lambda folder: lk.RecordDataset(map(text_of, range(SAMPLES))),
+    "SafetensorsDataset": safetensors,
+    "SafetensorsDataset by ranges": partial(remote, safetensors, cache_bytes=None),
+    "SharDataset": shar,
     "SubsetDataset": lambda folder: SubsetDataset(tar(folder, "txt"), range(0, SAMPLES, 2)),
     "TarDataset": partial(tar, suffix="txt"),
     "TarDataset of pictures": partial(tar, suffix="png"),
