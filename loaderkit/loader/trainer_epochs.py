@@ -151,7 +151,7 @@ def _drops_states() -> bool:
     asked = _SetUp()
     for loop in loops:
         with contextlib.suppress(Exception):  # it has changed, or is not there
-            loop._FitLoop.setup_data(asked)  # type: ignore[union-attr]
+            loop._FitLoop.setup_data(asked)  # type: ignore[union-attr]  # a private method, by its mangled name
     return not asked.loaded
 
 

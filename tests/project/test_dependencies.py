@@ -52,7 +52,7 @@ def test_packages_that_few_need_are_extras() -> None:
     assert extras_with("torchdata") == {"bench", "test"}
     assert extras_with("torchvision") == {"images"}
     with_pictures = {extra for extra, lines in EXTRAS.items() if any("images" in line.extras for line in lines)}
-    assert with_pictures == {"bench", "demo", "examples"}
+    assert with_pictures == {"bench", "demo", "examples", "photographs"}
 
 
 @pytest.mark.parametrize("package", ["lightning", "pytorch-lightning"])
@@ -71,7 +71,7 @@ def test_torchtitan_is_capped_below_its_other_way_to_read_data() -> None:
 
 def test_each_extra_has_a_row_in_the_table_of_extras() -> None:
     table = (ROOT / "docs" / "index.md").read_text().split("| extra | adds |", 1)[1].split("\n\n", 1)[0]
-    assert set(re.findall(r"`([a-z-]+)`", "\n".join(row.split("|")[1] for row in table.splitlines() if row))) == {
+    assert set(re.findall(r"`([a-z0-9-]+)`", "\n".join(row.split("|")[1] for row in table.splitlines() if row))) == {
         *EXTRAS
     }
 
