@@ -182,7 +182,7 @@ def test_a_missing_index_or_shard_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"nowhere/index\.json is not there"):
         lk.MDSDataset(tmp_path / "nowhere")
     write_mds(tmp_path, ENTRIES)
-    with pytest.raises(lk.ShardError, match="is one shard of an MDS dataset, wanted its folder"):
+    with pytest.raises(lk.ShardError, match="is one shard of a dataset, wanted its folder"):
         lk.MDSDataset(tmp_path / "shard.00000.mds")
     (tmp_path / "shard.00001.mds").unlink()
     with pytest.raises(FileNotFoundError, match=r"shard\.00001\.mds is not there, wanted the shards that index\.json"):
