@@ -34,6 +34,7 @@ from .datasets.hf import HFDataset as HFDataset
 from .datasets.images.folder import ImageFolder as ImageFolder
 from .datasets.indexing import index_shards as index_shards
 from .datasets.lhotse import CutDataset as CutDataset
+from .datasets.litdata.dataset import LitDataset as LitDataset
 from .datasets.mds.dataset import MDSDataset as MDSDataset
 from .datasets.media.audio_dataset import AudioDataset as AudioDataset
 from .datasets.media.video_dataset import VideoDataset as VideoDataset

@@ -11,6 +11,7 @@ _CLASSES = {
     "csv": ("loaderkit.datasets.shards.csv", "CsvDataset"),
     "document": ("loaderkit.datasets.shards.documents", "DocumentDataset"),
     "jsonl": ("loaderkit.datasets.shards.jsonl", "JsonlDataset"),
+    "litdata": ("loaderkit.datasets.litdata.dataset", "LitDataset"),
     "mds": ("loaderkit.datasets.mds.dataset", "MDSDataset"),
     "npy": ("loaderkit.datasets.shards.npy", "NpyDataset"),
     "parquet": ("loaderkit.datasets.arrow.parquet", "ParquetDataset"),

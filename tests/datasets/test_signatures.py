@@ -162,7 +162,7 @@ DOORS: dict[str, Callable[[Path], Any]] = {
     "ImageFolder": lk.ImageFolder,
     "Loader": lk.Loader,
 }
-SHOWN = {"mds"}  # whose dataset `preview` finds by itself
+SHOWN = {"litdata", "mds"}  # whose dataset `preview` finds by itself
 # What a door reads in place, or does not notice as none of its files are there.
 OPENS = {("DocumentDataset", "litdata")}
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from images_made import encode, picture
+from litdata_made import write_litdata
 from mds_made import write_mds
 from media_made import audio, need_decoder, video
 from multimodal_made import documents as interleaved
@@ -209,6 +210,11 @@ def mds(folder: Path, *, packed: bool = False) -> Any:
     return lk.MDSDataset(write_mds(folder / "mds", shards, packed=packed), max_open=1, storage=storage)
 
 
+def litdata(folder: Path) -> Any:
+    chunks = [[(n, text_of(n)) for n in range(shard * ROWS, (shard + 1) * ROWS)] for shard in range(SHARDS)]
+    return lk.LitDataset(write_litdata(folder / "chunks", chunks), max_open=1)
+
+
 def preferences(folder: Path) -> Any:
     from chats_made import make_tokenizer
 
@@ -300,6 +306,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "JsonlDataset of two": partial(jsonl, max_open=2),
     "JsonlDataset by ranges": partial(remote, jsonl, cache_bytes=None),
     "JsonlDataset by copies": partial(remote, jsonl, cache_bytes=6000),
+    "LitDataset": litdata,
     "MDSDataset": mds,
     "MDSDataset of packed shards": partial(mds, packed=True),
     "MapDataset": lambda folder: MapDataset(jsonl(folder), repr),
