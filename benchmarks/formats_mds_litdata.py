@@ -90,8 +90,8 @@ def by_litdata(folder: str, workers: int) -> Any:
 
 
 def ours(make: Callable[..., Any], folder: str, workers: int) -> Any:
-    own = {"num_workers": workers, "persistent_workers": workers > 0}
-    return lk.Loader(make(folder), BATCH, shuffle=True, seed=1, **own)
+    data = make(folder)
+    return lk.Loader(data, BATCH, shuffle=True, seed=1, num_workers=workers, persistent_workers=workers > 0)
 
 
 FORMATS: dict[str, dict[str, tuple[Make, Make]]] = {
@@ -99,7 +99,10 @@ FORMATS: dict[str, dict[str, tuple[Make, Make]]] = {
         "rows": (partial(by_mosaicml, streaming.StreamingDataset), partial(ours, lk.MDSDataset)),
         "pictures": (partial(by_mosaicml, MosaicPictures), partial(ours, partial(lk.MDSDataset, transform=pixels))),
     },
-    "litdata": {"rows": (by_litdata, partial(ours, lk.LitDataset)), "pictures": (by_litdata, partial(ours, lk.LitDataset))},
+    "litdata": {
+        "rows": (by_litdata, partial(ours, lk.LitDataset)),
+        "pictures": (by_litdata, partial(ours, lk.LitDataset)),
+    },
 }
 COLUMNS = {
     "rows": {"id": "int", "text": "str", "x": "ndarray:float32:64"},
@@ -134,8 +137,8 @@ def first_batches(makes: tuple[Make, Make], folder: str, rounds: int) -> list[li
 
 def row_of(what: str, library: str, workers: int, taken: list[list[float]], target: float) -> Row:
     ratios = [theirs / own for theirs, own in zip(*taken, strict=True)]
-    (theirs, *_), (own, *_) = map(spread, taken)
-    middle, low, high = spread(ratios)
+    (_, theirs, _), (_, own, _) = map(spread, taken)
+    low, middle, high = spread(ratios)
     return {
         "format": library,
         "what": what,
@@ -153,8 +156,12 @@ def row_of(what: str, library: str, workers: int, taken: list[list[float]], targ
 def main() -> None:
     options = parse_options(__doc__)
     logging.disable(logging.WARNING)
-    counts = {"rows": 2_000, "pictures": 200, "few": 20_000} if options.quick else {"rows": 20_000, "pictures": 2_000, "few": 1_000_000}
-    rounds = 2 if options.quick else 7
+    counts = (
+        {"rows": 2_000, "pictures": 200, "few": 20_000}
+        if options.quick
+        else {"rows": 20_000, "pictures": 2_000, "few": 1_000_000}
+    )
+    rounds = 2 if options.quick else 5
     found: list[Row] = []
     with tempfile.TemporaryDirectory() as root:
         for name, samples in (("rows", rows), ("pictures", pictures), ("few", few)):

@@ -127,7 +127,7 @@ def decoder_of(form: str, own: Mapping[str, Callable[[bytes], Any]], where: str)
             f"{where}: has leaves of the format {form!r}, and reading them may run any program. If you trust the writer: "
             f"decode={{{name!r}: pickle.loads}}, or a function of your own that takes the bytes."
         )
-    table: Mapping[int, Any] = {"no_header_tensor": _TENSORS, "no_header_numpy": _ARRAYS}.get(name, {})
+    table = _TABLES.get(name, {})
     if argument.isdecimal() and int(argument) in table:
         return partial(_FLAT[name], table[int(argument)])
     if name not in _DECODERS or (argument and name not in ("image", "file")):
@@ -189,6 +189,7 @@ def _array(data: memoryview) -> npt.NDArray[Any]:
     return _flat_array(_ARRAYS[number], data[8 + 4 * axes :]).reshape(shape)
 
 
+_TABLES: dict[str, Mapping[int, Any]] = {"no_header_numpy": _ARRAYS, "no_header_tensor": _TENSORS}
 _FLAT: dict[str, Callable[..., Any]] = {"no_header_numpy": _flat_array, "no_header_tensor": _flat_tensor}
 _DECODERS: dict[str, Decode] = {
     "str": _text,
