@@ -159,7 +159,7 @@ def main() -> None:
     counts = (
         {"rows": 2_000, "pictures": 200, "few": 20_000}
         if options.quick
-        else {"rows": 20_000, "pictures": 2_000, "few": 1_000_000}
+        else {"rows": 10_000, "pictures": 1_000, "few": 1_000_000}
     )
     rounds = 2 if options.quick else 5
     found: list[Row] = []
