@@ -36,6 +36,7 @@ from .datasets.images.folder import ImageFolder as ImageFolder
 from .datasets.images.lazy import LazyImage as LazyImage
 from .datasets.indexing import index_shards as index_shards
 from .datasets.lhotse import CutDataset as CutDataset
+from .datasets.litdata.dataset import LitDataset as LitDataset
 from .datasets.mds.dataset import MDSDataset as MDSDataset
 from .datasets.media.audio_dataset import AudioDataset as AudioDataset
 from .datasets.media.lerobot import LeRobotDataset as LeRobotDataset

@@ -12,10 +12,11 @@ from loaderkit.datasets.find_shards import expand
 from loaderkit.datasets.formats import folder_format, format_named, formats_of, known_suffixes
 from loaderkit.datasets.images.decode import decode_picture
 from loaderkit.datasets.images.folder import ImageFolder
+from loaderkit.datasets.litdata.dataset import LitDataset
 from loaderkit.datasets.shards.tokens import TokenDataset
 from loaderkit.datasets.tar.dataset import TarDataset
 from loaderkit.files.regular_file import read_regular
-from loaderkit.files.signatures import describe, is_of
+from loaderkit.files.signatures import is_of
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import is_remote
 from loaderkit.system.suggest import suggest_argument
@@ -110,8 +111,8 @@ def _open(source: str, format_name: str | None, options: dict[str, Any], decoded
         kind = format_named(format_name)
     else:
         kinds = formats_of(expand(source, known_suffixes(), storage, split=options.get("split"))[0])
-        if list(kinds.values()) == [TokenDataset] and Path(source).is_dir() and is_of(source, "litdata"):
-            raise ValueError(f"{describe(source)} For chunks of tokens: --source-format document.")
+        if TokenDataset in kinds.values() and _is_litdata(source, storage):
+            kinds = {"litdata": LitDataset}
         if len(kinds) > 1:
             raise ValueError(f"{source}: may be {' or '.join(sorted(kinds))}. Say which: --source-format.")
         [kind] = kinds.values()
@@ -123,6 +124,12 @@ def _open(source: str, format_name: str | None, options: dict[str, Any], decoded
         hint = suggest_argument(kind, options)
         raise ValueError(f"{kind.__name__}: {error}.{hint} Its settings: --option NAME=VALUE.") from None
     return kind(source, **options)
+
+
+def _is_litdata(source: str, storage: Storage) -> bool:
+    if is_remote(source):
+        return any(found.key == "litdata" for found in formats_at(["index.json"], read_in(source, storage)))
+    return Path(source).is_dir() and is_of(source, "litdata")
 
 
 class PictureFiles:

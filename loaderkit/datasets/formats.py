@@ -15,6 +15,7 @@ _CLASSES = {
     "document": ("loaderkit.datasets.shards.documents", "DocumentDataset"),
     "hdf5": ("loaderkit.datasets.chunked.hdf5", "Hdf5Dataset"),
     "jsonl": ("loaderkit.datasets.shards.jsonl", "JsonlDataset"),
+    "litdata": ("loaderkit.datasets.litdata.dataset", "LitDataset"),
     "mds": ("loaderkit.datasets.mds.dataset", "MDSDataset"),
     "npy": ("loaderkit.datasets.shards.npy", "NpyDataset"),
     "parquet": ("loaderkit.datasets.arrow.parquet", "ParquetDataset"),

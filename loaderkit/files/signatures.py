@@ -97,8 +97,7 @@ FORMATS: dict[str, Format] = {
     ),
     "litdata": Format(
         "a dataset of litdata",
-        "Read chunks of tokens with lk.DocumentDataset(folder). For others give the Loader "
-        "lk.ConcatDataset([litdata.StreamingDataset(folder)]), or convert them: lk.write_shards(dataset, folder).",
+        "Open it with lk.LitDataset(folder), or chunks of tokens with lk.DocumentDataset(folder).",
         r"index\.json",
         needs="chunks",
     ),

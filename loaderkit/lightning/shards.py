@@ -122,7 +122,7 @@ def find_shards(
     """Return the dataset class that reads the shards, and the shards' paths."""
     if format is not None:
         kind = format_named(format)
-        return kind, expand(urls, kind.suffixes, storage, split=split)
+        return kind, [] if kind.reads_folders else expand(urls, kind.suffixes, storage, split=split)
     shards = expand(urls, known_suffixes(), storage, split=split)
     found = {name: kind for shard in shards for name, kind in formats_of(shard).items()}
     if len(found) > 1:

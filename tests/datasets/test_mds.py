@@ -1,8 +1,11 @@
 """MDS datasets: the samples that mosaicml-streaming's own reader reads, with the laws of every dataset over shards."""
 
+import functools
+import http.server
 import json
 import pickle
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -182,7 +185,7 @@ def test_a_missing_index_or_shard_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"nowhere/index\.json is not there"):
         lk.MDSDataset(tmp_path / "nowhere")
     write_mds(tmp_path, ENTRIES)
-    with pytest.raises(lk.ShardError, match="is one shard of an MDS dataset, wanted its folder"):
+    with pytest.raises(lk.ShardError, match="is one shard of a dataset, wanted its folder"):
         lk.MDSDataset(tmp_path / "shard.00000.mds")
     (tmp_path / "shard.00001.mds").unlink()
     with pytest.raises(FileNotFoundError, match=r"shard\.00001\.mds is not there, wanted the shards that index\.json"):
@@ -301,6 +304,24 @@ def test_opening_a_bucket_reads_no_shard(store: SlowStore) -> None:
     requests = store.requests()
     assert requests
     assert not [each for each in requests if ".mds" in each["path"]]
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("name", ["plain", "gz"])
+def test_a_web_server_that_lists_nothing_is_read(name: str, tmp_path: Path) -> None:
+    handler = functools.partial(_Quiet, directory=str(MADE))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/{name}"
+        for cache in (None, tmp_path):
+            data = lk.MDSDataset(url, storage=lk.Storage(cache_dir=cache))
+            assert read(data) == wanted(name)
+            data.close()
+        server.shutdown()
 
 
 def test_preview_and_the_datamodule_find_the_format(

@@ -169,6 +169,7 @@ SHOWN = {
     "hdf5",
     "lance",
     "lerobot",
+    "litdata",
     "mds",
     "safetensors",
     "shar",

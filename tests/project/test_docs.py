@@ -20,7 +20,10 @@ TUTORIALS = [page for page in sorted((DOCS / "tutorials").glob("*.md")) if page.
 WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
 
 FIXTURES = DOCS.parent / "tests" / "fixtures"
-DATA = {"moving/mosaicml-streaming.md": {"mds": "mds/plain"}}  # of other tools, which a page opens
+DATA = {  # of other tools, which a page opens
+    "moving/litdata.md": {"chunks": "litdata/dicts"},
+    "moving/mosaicml-streaming.md": {"mds": "mds/plain"},
+}
 
 
 def name_of(page: Path) -> str:

@@ -1,25 +1,19 @@
 """MDS shards: one dict of values for each sample, decoded as mosaicml-streaming decodes them."""
 
 import dataclasses
-import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
-
-import numpy as np
 
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.mds.encodings import Decode, decoder_of
-from loaderkit.datasets.mds.folder import INDEX, Columns, MDSShard, join, read_index
+from loaderkit.datasets.mds.folder import Columns, read_index
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.lines import LineFile
-from loaderkit.datasets.shards.sharded import ShardedDataset
-from loaderkit.datasets.unpacking import CODECS, unpack
-from loaderkit.files.listing import Stat
+from loaderkit.datasets.shards.listed import Listed, ListedDataset
+from loaderkit.datasets.unpacking import CODECS
 from loaderkit.files.storage import Storage
-from loaderkit.files.urls import Urls, is_remote, relative_to
-from loaderkit.seeding.draws import Draws, draws
+from loaderkit.files.urls import Urls
 from loaderkit.system.arrays import Int64Array
 
 _PLAIN = ".mds"
@@ -45,7 +39,7 @@ class _OpenShard:
         self.file.close()
 
 
-class MDSDataset(ShardedDataset):
+class MDSDataset(ListedDataset):
     """Samples of MDS shards, as mosaicml-streaming writes them, in place.
 
     A sample is a dict with the columns in the order of the file, which is that of their names. The values are those of
@@ -78,8 +72,6 @@ class MDSDataset(ShardedDataset):
 
     kind = "mds-1"
     suffixes: ClassVar[tuple[str, ...]] = (_PLAIN, *(f"{_PLAIN}.{codec}" for codec in CODECS))
-    keeps_index: ClassVar[bool] = False
-    reads_folders: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -93,60 +85,21 @@ class MDSDataset(ShardedDataset):
         storage: Storage | None = None,
     ) -> None:
         self.columns = None if columns is None else tuple(columns)
-        self._own = dict(decode or {})
-        self._decoders_draw = max(map(draws, self._own.values()), default=Draws.NOTHING)
-        self._entries: dict[str, MDSShard] = {}  # by shard
         self._layouts: dict[Columns, _Layout] = {}
-        super().__init__(urls, transform=transform, max_open=max_open, storage=storage, split=split)
-        self._unpacked_bytes = sum(entry.size_bytes for entry in self._entries.values())
+        super().__init__(urls, split=split, decode=decode, transform=transform, max_open=max_open, storage=storage)
 
-    def _draws(self) -> Draws:
-        return max(super()._draws(), self._decoders_draw)
+    def read_folder(self, folder: str) -> list[Listed]:
+        return read_index(folder, self.storage)
 
-    def find(self, urls: Urls, split: str | None) -> Mapping[str, Stat | None]:
-        """Return the shards that each folder's index.json lists, in its order."""
-        folders = _folders(urls, self.suffixes)
-        found: dict[str, Stat | None] = {}
-        for folder in folders:
-            place = join(folder, split) if split else folder
-            shards = self._locate(place, read_index(place, self.storage))
-            found |= {shard: version for shard, (version, _) in shards.items()}
-            self._entries |= {shard: entry for shard, (_, entry) in shards.items()}
-        if not found:
-            raise ShardError(f"{folders[0]}: {INDEX} lists no shards, wanted at least one.")
-        self._check_columns()
-        return found
-
-    def _locate(self, folder: str, entries: Sequence[MDSShard]) -> dict[str, tuple[Stat | None, MDSShard]]:
-        """Return the file of each shard: the plain one if it is whole, else the compressed one."""
-        listed: dict[str, tuple[str, Stat | None]] = {}
-        if folder.startswith(("http://", "https://")):  # many servers list nothing
-            listed = {name: (join(folder, name), None) for name in (entry.packed or entry.name for entry in entries)}
-        elif is_remote(folder):
-            files = self.storage.find(f"{folder.rstrip('/')}/", self.suffixes)
-            listed = {relative_to(folder, url): (url, version) for url, version in files.items()}
-        found = {}
-        for entry in entries:
-            for name, size_bytes in ((entry.name, entry.size_bytes), (entry.packed, entry.packed_bytes)):
-                place, version = listed.get(name, ("", None)) if is_remote(folder) else _local(join(folder, name))
-                is_whole = version is None or version.size_bytes == size_bytes or not entry.packed
-                if name and place and (is_whole or name == entry.packed):
-                    found[place] = version if is_remote(folder) else None, entry
-                    break
-            else:
-                raise FileNotFoundError(
-                    f"{join(folder, entry.packed or entry.name)} is not there, wanted the shards that {INDEX} lists. Copy the folder again."
-                )
-        return found
-
-    def _check_columns(self) -> None:
+    def check_layouts(self, entries: Mapping[str, Listed]) -> None:
         """Raise a ShardError if the wanted columns are missing, cannot be read, or differ between shards."""
         first: tuple[str, dict[str, str]] | None = None
-        for shard, entry in self._entries.items():
-            if entry.columns in self._layouts:
+        for shard, entry in entries.items():
+            columns: Columns = entry.layout
+            if columns in self._layouts:
                 continue
-            self._layouts[entry.columns] = self._layout(shard, entry.columns)
-            given = zip(entry.columns.names, entry.columns.encodings, strict=True)
+            self._layouts[columns] = self._layout(shard, columns)
+            given = zip(columns.names, columns.encodings, strict=True)
             kinds = {name: encoding.partition(":")[0] for name, encoding in given if self._wants(name)}
             if first is not None and kinds != first[1]:
                 raise ShardError(
@@ -168,57 +121,13 @@ class MDSDataset(ShardedDataset):
     def _wants(self, name: str) -> bool:
         return self.columns is None or name in self.columns
 
-    def _index_all(self) -> list[ShardIndex]:
-        return list(map(self.scanned_index, self.shards))  # reads nothing
-
-    def scan(self, shard: str) -> tuple[int, Int64Array | None]:
-        entry, found = self._entries[shard], self.stat(shard)
-        wanted = entry.packed_bytes if self._is_packed(shard) else entry.size_bytes
-        if found.size_bytes != wanted:
-            raise ShardError(
-                f"{shard}: has {found.size_bytes:,} bytes, {INDEX} says {wanted:,}. It is cut or of another version: copy it again."
-            )
-        if 4 * (entry.samples + 2) > entry.size_bytes:
-            raise ShardError(
-                f"{shard}: is too short for the offsets of {entry.samples:,} samples, as {INDEX} says. It is damaged."
-            )
-        return entry.samples, None
-
     def open(self, shard: str, index: ShardIndex) -> _OpenShard:
-        entry = self._entries[shard]
-        file = LineFile(shard, self._open_bytes(shard, entry))
+        file = self.open_plain(shard)
         try:
-            return _OpenShard(file, self._read_bounds(shard, entry, file), self._layouts[entry.columns])
+            return _OpenShard(file, self.read_bounds(shard, file), self._layouts[self._entries[shard].layout])
         except BaseException:
             file.close()
             raise
-
-    def _open_bytes(self, shard: str, entry: MDSShard) -> Any:
-        if not self._is_packed(shard):
-            return self.open_soon(shard)
-
-        def make() -> bytes:
-            with self.open_file(shard) as file:
-                return unpack(entry.codec, file.read(), entry.size_bytes, shard)
-
-        return self.storage.open_made(shard, self.stat(shard), entry.size_bytes, make, data_bytes=self._unpacked_bytes)
-
-    def _read_bounds(self, shard: str, entry: MDSShard, file: LineFile) -> Int64Array:
-        """Return where the samples are, from the head of a shard: their number, where each begins, and where the last ends."""
-        size = 4 * (entry.samples + 2)
-        if file.is_remote:  # the samples must not wait for a download
-            with self.open_head(shard) as head:
-                content = head.read(size)
-        else:
-            (content,) = file.read([0], [size])
-        found, *_ = numbers = np.frombuffer(content, "<u4").astype(np.int64)
-        bounds = numbers[1:]
-        if found != entry.samples or bounds[0] < size or bounds[-1] > entry.size_bytes or (np.diff(bounds) < 0).any():
-            raise ShardError(
-                f"{shard}: its head has {found:,} samples up to byte {bounds[-1]:,}, {INDEX} says {entry.samples:,} in "
-                f"{entry.size_bytes:,} bytes. It is damaged."
-            )
-        return bounds
 
     def read(self, handle: _OpenShard, rows: Int64Array, index: ShardIndex) -> list[dict[str, Any]]:
         starts, ends = handle.bounds[rows].tolist(), handle.bounds[rows + 1].tolist()
@@ -229,19 +138,9 @@ class MDSDataset(ShardedDataset):
             for place, size, row in zip(places, sizes, rows.tolist(), strict=True)
         ]
 
-    def _is_packed(self, shard: str) -> bool:
-        return not shard.endswith(_PLAIN)
-
-    def _look_ahead(self, part: int, wanted: Int64Array) -> None:
-        following = next(iter(self.shards[part + 1 : part + 2]), _PLAIN)
-        if not (self._is_packed(following) and self.storage.has_made(following, self.stat(following))):
-            super()._look_ahead(part, wanted)
-
     def fingerprint(self) -> str:
         """Return the names, sizes and numbers of samples of the plain shards, and the columns."""
-        shards = (self._entries[shard] for shard in self.shards)
-        names = [f"{entry.name}:{entry.size_bytes}:{entry.samples}" for entry in shards]
-        return f"{self.kind} {', '.join(names)}" + ("" if self.columns is None else f" columns {list(self.columns)}")
+        return super().fingerprint() + ("" if self.columns is None else f" columns {list(self.columns)}")
 
 
 def _decode(handle: _OpenShard, content: memoryview, row: int) -> dict[str, Any]:
@@ -266,27 +165,3 @@ def _decode(handle: _OpenShard, content: memoryview, row: int) -> dict[str, Any]
             f"{handle.file.shard}: sample {row}, column {name!r} can't be decoded, {type(error).__name__}: {error}."
         ) from error
     return sample if layout.wanted is None else {each: sample[each] for each in layout.wanted}
-
-
-def _folders(urls: Urls, suffixes: tuple[str, ...]) -> list[str]:
-    """Return the folders that some URLs name, each once."""
-    found: list[str] = []
-    for url in [urls] if isinstance(urls, str | os.PathLike) else urls:
-        folder = os.fspath(url).removeprefix("file://").removesuffix(f"/{INDEX}").rstrip("/") or "/"
-        if folder.endswith(suffixes):
-            raise ShardError(f"{folder}: is one shard of an MDS dataset, wanted its folder, which has an {INDEX}.")
-        if folder in found:
-            raise ValueError(f"{folder} is listed more than once, wanted each folder once.")
-        found.append(folder)
-    if not found:
-        raise ValueError(f"no urls given, wanted a folder or URL with an {INDEX}, or a list of them.")
-    return found
-
-
-def _local(path: str) -> tuple[str, Stat | None]:
-    """Return a path and its version; no path if there is no such file."""
-    try:
-        found = Path(path).stat()
-    except OSError:
-        return "", None
-    return path, Stat(found.st_size, found.st_mtime_ns)

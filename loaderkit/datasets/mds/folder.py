@@ -3,15 +3,13 @@
 import json
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from loaderkit.datasets.errors import ShardError
+from loaderkit.datasets.shards.listed import INDEX, Listed, inner, join, natural
 from loaderkit.files.signatures import FORMATS
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import is_remote, open_file, relative_to
-
-INDEX = "index.json"
 
 
 class Columns(NamedTuple):
@@ -22,29 +20,7 @@ class Columns(NamedTuple):
     sizes: tuple[int | None, ...]
 
 
-class MDSShard(NamedTuple):
-    """A shard as index.json describes it.
-
-    Args:
-        name: Path of the plain file, relative to the folder.
-        size_bytes: Size of the plain file.
-        samples: Number of samples.
-        columns: What a sample has.
-        packed: Path of the compressed file; empty if there is none.
-        packed_bytes: Its size.
-        codec: How it is compressed, such as "zstd".
-    """
-
-    name: str
-    size_bytes: int
-    samples: int
-    columns: Columns
-    packed: str = ""
-    packed_bytes: int = 0
-    codec: str = ""
-
-
-def read_index(folder: str, storage: Storage) -> list[MDSShard]:
+def read_index(folder: str, storage: Storage) -> list[Listed]:
     """Return the shards of a folder in their order.
 
     Raises:
@@ -73,30 +49,25 @@ def read_index(folder: str, storage: Storage) -> list[MDSShard]:
     return found
 
 
-def join(folder: str, name: str) -> str:
-    """Return the place of a file or folder within a folder."""
-    return f"{folder.rstrip('/')}/{name}" if folder else name
-
-
-def _shard(entry: dict[str, Any], known: dict[Columns, Columns]) -> MDSShard:
+def _shard(entry: dict[str, Any], known: dict[Columns, Columns]) -> Listed:
     columns = Columns(
         tuple(map(str, entry["column_names"])),
         tuple(map(str, entry["column_encodings"])),
-        tuple(None if not size else _natural(size) for size in entry["column_sizes"]),
+        tuple(None if not size else natural(size) for size in entry["column_sizes"]),
     )
     if not len(columns.names) == len(columns.encodings) == len(columns.sizes):
         raise ValueError("names, encodings and sizes of columns differ in number")
     raw, packed = entry["raw_data"], entry.get("zip_data")
-    found = MDSShard(
-        _inner(raw["basename"]),
-        _natural(raw["bytes"]),
-        _natural(entry["samples"]),
+    found = Listed(
+        inner(raw["basename"]),
+        natural(raw["bytes"]),
+        natural(entry["samples"]),
         known.setdefault(columns, columns),
     )
     if not packed:
         return found
     codec = str(entry["compression"]).partition(":")[0]
-    return found._replace(packed=_inner(packed["basename"]), packed_bytes=_natural(packed["bytes"]), codec=codec)
+    return found._replace(packed=inner(packed["basename"]), packed_bytes=natural(packed["bytes"]), codec=codec)
 
 
 def _refuse_other(where: str, entry: dict[str, Any]) -> None:
@@ -107,20 +78,6 @@ def _refuse_other(where: str, entry: dict[str, Any]) -> None:
         )
     if (version := entry.get("version", 2)) != 2:
         raise ShardError(f"{where} has version {version!r}, wanted 2. Write it again with mosaicml-streaming.")
-
-
-def _natural(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a size")
-    return value
-
-
-def _inner(name: str) -> str:
-    """Return a path within the folder; raise a ValueError if it leads out."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise ValueError(f"{name!r} is not in the folder")
-    return str(path)
 
 
 def _missing(folder: str, storage: Storage) -> Exception:

@@ -86,11 +86,13 @@ def litdata_ends(path: str, file: BinaryIO, index: BinaryIO) -> DocumentEnds:
         kind, _, number = ",".join(config["data_format"]).partition(":")
     except (ValueError, LookupError, TypeError) as error:
         raise ShardError(f"{path}: the index.json of its folder is not that of litdata: {error!r}.") from error
+    if config.get("item_loader") == "PyTreeLoader":  # each item begins with the sizes of its leaves
+        raise ShardError(f"{path}: a chunk of litdata with samples, wanted tokens. Read its folder with lk.LitDataset.")
     changed = [name for name in ("compression", "encryption") if config.get(name)]
     if kind != "no_header_tensor" or not number.isdecimal() or int(number) not in _LITDATA or changed:
         raise ShardError(
             f"{path}: a chunk of litdata with {config['data_format']} and {' and '.join(changed) or 'no compression'}, wanted "
-            "one integer tensor for each document, and neither compression nor encryption. Read it with "
+            "one integer tensor for each document, and neither compression nor encryption. Read it with lk.LitDataset, or with "
             "litdata.StreamingDataset, and write it again with loaderkit.write_shards(format=loaderkit.TokenFormat())."
         )
     size = file.seek(0, os.SEEK_END)

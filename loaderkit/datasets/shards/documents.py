@@ -33,7 +33,7 @@ class DocumentDataset(ShardedDataset):
     | Megatron-LM, NeMo, GPT-NeoX | `NAME.bin` | `NAME.idx` |
     | litdata, litgpt | `chunk-0-0.bin`, ..., one integer tensor for each document | the same file, and `index.json` |
 
-    Files of tokens without documents, as nanoGPT and llm.c write them, are for `TokenDataset`.
+    Other chunks of litdata are for `LitDataset`. Files of tokens without documents, as nanoGPT and llm.c write them, are for `TokenDataset`.
 
     Args:
         urls: A path, folder (its `.ds` and `.bin` files), glob or URL, or a list of them. Remote files need a cache.

@@ -51,6 +51,11 @@ class LineFile:
         """Whether spans are requested, as there is no local copy yet."""
         return self._ranges is not None
 
+    @property
+    def descriptor(self) -> int | None:
+        """The file's descriptor; None if its bytes are requested or in memory."""
+        return self._descriptor
+
     def read(self, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
         """Return the bytes of spans (B,); raise a ShardError if the file ends before a span does."""
         content, places = self.read_together(starts, ends)

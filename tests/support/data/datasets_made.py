@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from images_made import encode, picture
+from litdata_made import write_litdata
 from mds_made import write_mds
 from media_made import audio, need_decoder, video
 from multimodal_made import documents as interleaved
@@ -270,6 +271,11 @@ def mds(folder: Path, *, packed: bool = False) -> Any:
     return lk.MDSDataset(write_mds(folder / "mds", shards, packed=packed), max_open=1, storage=storage)
 
 
+def litdata(folder: Path) -> Any:
+    chunks = [[(n, text_of(n)) for n in range(shard * ROWS, (shard + 1) * ROWS)] for shard in range(SHARDS)]
+    return lk.LitDataset(write_litdata(folder / "chunks", chunks), max_open=1)
+
+
 def preferences(folder: Path) -> Any:
     from chats_made import make_tokenizer
 
@@ -367,6 +373,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "LeRobotDataset": lambda folder: lk.LeRobotDataset(
         FIXTURES / "lerobot" / "data", {"action": [0.0, 0.1]}, columns=["index", "action"]
     ),
+    "LitDataset": litdata,
     "MDSDataset": mds,
     "MDSDataset of packed shards": partial(mds, packed=True),
     "MapDataset": lambda folder: MapDataset(jsonl(folder), repr),

@@ -1,0 +1,1 @@
+"""Samples of chunks that litdata writes, read in place."""
