@@ -16,9 +16,9 @@ from loaderkit.datasets.litdata.dataset import LitDataset
 from loaderkit.datasets.shards.tokens import TokenDataset
 from loaderkit.datasets.tar.dataset import TarDataset
 from loaderkit.files.regular_file import read_regular
-from loaderkit.files.signatures import is_of
+from loaderkit.files.signatures import formats_at, is_of
 from loaderkit.files.storage import Storage
-from loaderkit.files.urls import is_remote
+from loaderkit.files.urls import is_remote, read_in
 from loaderkit.system.suggest import suggest_argument
 
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")

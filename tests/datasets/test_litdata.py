@@ -13,7 +13,7 @@ import pytest
 import torch
 from damage import cuts, flips, outcomes
 from litdata_made import LEAF, chunk_of, item_of, write_litdata
-from plain_values import plain
+from mds_values import plain
 from servers import SlowStore, run_store
 from shards import as_list, check_laws, check_reads, with_draws
 

@@ -100,6 +100,12 @@ def test_packed_and_unpacked_lists_are_the_same(
     assert equal(found, wanted)
 
 
+def test_zeros_at_the_end_of_bytes_stay() -> None:
+    """Tfrecord's own reader drops them where there are several values."""
+    texts = [b"a\0", b"b\0\0"]
+    assert parse_example(example(one=texts[:1], two=texts)) == {"one": texts[0], "two": texts}
+
+
 def test_what_features_says_is_what_comes(tmp_path: Path) -> None:
     path = write_records(tmp_path / "a.tfrecord", [example(n=[7], x=[0.5], s=[b"s"], many=[1, 2], none=[])])
     forms = {"n": int, "x": float, "s": bytes, "many": [int], "absent": [float], "gone": [bytes], "none": [int]}

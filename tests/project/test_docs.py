@@ -21,6 +21,8 @@ WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
 
 FIXTURES = DOCS.parent / "tests" / "fixtures"
 DATA = {  # of other tools, which a page opens
+    "moving/energon.md": {"data": "energon/data"},
+    "moving/lhotse.md": {"shar": "shar/data"},
     "moving/litdata.md": {"chunks": "litdata/dicts"},
     "moving/mosaicml-streaming.md": {"mds": "mds/plain"},
 }

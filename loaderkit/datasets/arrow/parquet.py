@@ -26,7 +26,8 @@ class ParquetDataset(ShardedDataset):
 
     Rows and batches have the dtype and shape of each column: a number is one of numpy if Python has no such number (float32, int8),
     and a list of numbers is an array, a copy. So are fixed shape tensors (`arrow.fixed_shape_tensor`) and lists of lists of one
-    length; of different lengths they are a list of arrays. Other values are those of pyarrow's `to_pylist`.
+    length; of different lengths they are a list of arrays. Other values are those of pyarrow's `to_pylist`, and the
+    values in a VARIANT column.
 
     A null is None, and a list with a null inside stays a list. A default batch with a null among numbers or arrays is an error that
     names the column, as a tensor cannot hold it.

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, BinaryIO
 
 from loaderkit.datasets.arrow.columns import Column
+from loaderkit.datasets.arrow.variant import decode_variant, variant_columns
 from loaderkit.datasets.errors import ShardError
 from loaderkit.files.signatures import HEAD, what_head
 from loaderkit.files.urls import is_remote, stat
@@ -73,7 +74,11 @@ class GroupedTable:
                 self._source, self._file = _open(shard, file, decryption)
                 schema = self._file.schema_arrow if hasattr(self._file, "schema_arrow") else self._file.schema
                 self._views = _plain_types(schema)
-                for name, kind in self._views.items():
+                self._variants = (
+                    variant_columns(self._file.schema) if hasattr(self._file, "schema_arrow") else frozenset()
+                )
+                # Files may have typed values of other types next to the same column of any values.
+                for name, kind in (self._views | dict.fromkeys(self._variants, _any_value())).items():
                     place = schema.get_field_index(name)
                     schema = schema.set(place, schema.field(place).with_type(kind))
                 self.schema = schema
@@ -110,8 +115,12 @@ class GroupedTable:
     def read(self, group: int, rows: Int64Array) -> list[dict[str, Any]]:
         table = self._groups.get(self, group).table
         with _errors_named(self.shard, f"row group {group} has broken values"):
-            values = [to_samples(_whole(column)) for column in _take(table, rows).columns]
+            taken = _take(table, rows)
+            values = [self._samples(name, _whole(taken[name])) for name in self.columns]
         return [dict(zip(self.columns, row, strict=True)) for row in zip(*values, strict=True)] or [{} for _ in rows]
+
+    def _samples(self, name: str, column: Any) -> list[Any]:
+        return list(map(decode_variant, column.to_pylist())) if name in self._variants else to_samples(column)
 
     def columns_of(self, group: int) -> dict[str, Column]:
         found: _Group = self._groups.get(self, group)
@@ -147,6 +156,13 @@ def _plain_types(schema: Any) -> dict[str, Any]:
         for is_view, plain in ((is_string_view, pa.string()), (is_binary_view, pa.binary()))
     )
     return texts | content
+
+
+def _any_value() -> Any:
+    """Return the type that stands for a column of VARIANT."""
+    import pyarrow as pa
+
+    return pa.struct([("metadata", pa.binary()), ("value", pa.binary())])
 
 
 def _cast(column: Any, kind: Any) -> Any:

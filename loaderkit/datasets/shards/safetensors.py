@@ -79,9 +79,9 @@ class _Open:
 
 
 class SafetensorsDataset(ShardedDataset):
-    """The rows of the tensors in safetensors files: those with one first dimension are columns.
+    """The rows of the tensors in safetensors files, one column a tensor.
 
-    A sample is a dict of tensors (*), a batch one of tensors (B, *), in the dtypes of the file. Only the rows that are asked for are read,
+    The tensors need one first dimension. A sample is a dict of tensors (*), a batch one of tensors (B, *), in the dtypes of the file. Only the rows that are asked for are read,
     also of a remote file.
 
     Args:

@@ -17,7 +17,14 @@ from loaderkit.datasets.shards.folder_index import FolderIndexes
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.npyheader import decode_npy
 from loaderkit.datasets.shards.sharded import ShardedDataset
-from loaderkit.datasets.tar.decoders import decode_msgpack, decode_npz, decode_pth, decode_ten, unpack_gzip
+from loaderkit.datasets.tar.decoders import (
+    decode_msgpack,
+    decode_npz,
+    decode_packed,
+    decode_pth,
+    decode_ten,
+    unpack_gzip,
+)
 from loaderkit.datasets.tar.energon import OpenIndexed, read_starts
 from loaderkit.datasets.tar.index import TarTable, index_tar
 from loaderkit.datasets.tar.open_shard import Block, OpenTar, find_file, to_samples
@@ -219,9 +226,10 @@ class TarDataset(ShardedDataset):
         are_pictures = decode is decode_picture
         if are_pictures:
             decode = partial(decode_picture, max_pixels=self._max_pixels, decoder=self.decoder)
+        if packed:
+            decode = partial(decode_packed, decode=decode)
         for content in map(bytes, contents):
-            plain = unpack_gzip(content) if packed else content
-            values.append(plain if decode is None else decode(plain))
+            values.append(content if decode is None else decode(content))
 
     def _decoder(self, name: str) -> Decoder | None:
         return self._decode.get(name) or self._decode.get(name.rpartition(".")[2])

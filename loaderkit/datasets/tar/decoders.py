@@ -6,6 +6,7 @@ import math
 import pickle
 import struct
 import zipfile
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,12 @@ _TEN_TYPES = frozenset(("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u
 def unpack_gzip(data: bytes) -> bytes:
     """Return the content of a gzip file."""
     return gzip.decompress(data)
+
+
+def decode_packed(data: bytes, decode: Callable[[bytes], Any] | None) -> Any:
+    """Return what a decoder gives of the content of a gzip file; None stands for bytes."""
+    content = unpack_gzip(data)
+    return content if decode is None else decode(content)
 
 
 def decode_npz(data: bytes) -> dict[str, Any]:

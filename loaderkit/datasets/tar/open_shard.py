@@ -85,7 +85,8 @@ class Files:
 def to_blocks(files: Files, content: memoryview) -> Iterator[Block]:
     """Yield consecutive samples with the same extensions as blocks."""
     names, spans = list(files.extensions), list(pairwise([0, *accumulate(files.counts)]))
-    for kinds, group in groupby(range(len(spans)), lambda row: files.kinds[slice(*spans[row])]):
+    numbers = files.kinds
+    for kinds, group in groupby(range(len(spans)), lambda row: numbers[slice(*spans[row])]):
         same = list(group)
         first, last = spans[same[0]][0], spans[same[-1]][1]
         columns = [slice(first + number, last, len(kinds)) for number in range(len(kinds))]

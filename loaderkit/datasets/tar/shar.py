@@ -100,9 +100,9 @@ class _Files(TarDataset):
 
 
 class SharDataset(_Lines):
-    """The cuts of a Shar folder of lhotse with the data of their fields, joined by position.
+    """The cuts of a Shar folder of lhotse with the data of their fields.
 
-    A sample is a dict: `cut` has the cut's manifest as plain values. Each field of a tar file is
+    Cuts and fields are joined by position. A sample is a dict: `cut` has the cut's manifest as plain values. Each field of a tar file is
     `{"manifest": ..., "format": "flac", "data": bytes}`, or None for a cut without it. A field of a JSON file is its value, or None. With
     `as_cuts=True` a sample is a lhotse cut with all of them, as `CutSet.from_shar` gives it.
 
