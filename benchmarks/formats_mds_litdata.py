@@ -31,7 +31,7 @@ SHARD = 1 << 22
 Make = Callable[[str, int], Iterable[Any]]
 TARGETS = {"MDS": 3.0, "litdata": 1.5}
 
-REPORT = Report(minutes=10)
+REPORT = Report(minutes=0)
 REPORT.chart(
     "Speed over that of the format's own loader (more is better)",
     "speed_over_theirs",

@@ -36,7 +36,7 @@ NEEDS = {
     "HDF5": ("h5py",),
 }
 
-REPORT = Report(minutes=10)
+REPORT = Report(minutes=0)
 REPORT.chart(
     "Samples a second over those of the format's own loader (more is better)",
     "ours / peer",

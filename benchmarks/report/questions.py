@@ -32,6 +32,8 @@ QUESTIONS = (
         "chats",
         "data_wait",
         "index",
+        "formats_mds_litdata",
+        "formats_rows",
         "cloud",
         "cloud_cases",
     ),

@@ -200,7 +200,8 @@ class Crew:
         self.processes: list[Any] = []
         self._parcel = Parcel(work) if start.method != "fork" else None
         self._owner, self._make = os.getpid(), self.context.Process
-        self.context.Process = self._new
+        new: Any = weakref.WeakMethod(self._new)  # else the data would live until the next garbage collection
+        self.context.Process = lambda *args, **kwargs: new()(*args, **kwargs)
         # At exit, before multiprocessing waits for its processes: one that is stopped, or outlives SIGTERM, would not end.
         util.Finalize(self, _release, args=(self.processes, self._owner), exitpriority=100)
 

@@ -230,7 +230,7 @@ def test_a_class_that_answers_every_name_is_no_table() -> None:
 
 def test_looking_imports_no_other_library() -> None:
     code = (
-        "import sys; from loaderkit.system import by_position, is_frame; by_position([1]), is_frame([1]);"
+        "import sys; from loaderkit.system.tables import by_position, is_frame; by_position([1]), is_frame([1]);"
         "found = {'pandas', 'polars', 'pyarrow', 'xarray', 'dask'} & set(sys.modules); sys.exit(repr(found) if found else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

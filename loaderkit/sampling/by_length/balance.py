@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from loaderkit.system.arrays import Float64Array, Int64Array
 from loaderkit.system.checks import check_integer
 from loaderkit.system.digests import digest
 
-Cost = Callable[[Int64Array], npt.ArrayLike]
+Cost = Callable[[Int64Array], npt.NDArray[Any]]
 _PROBES = 64  # lengths at which a cost function is compared with the one of a state
 
 

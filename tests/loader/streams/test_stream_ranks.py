@@ -15,6 +15,7 @@ from stream_data import ids, make_loader, make_stream
 from stream_ranks import on_ranks, values
 
 import loaderkit as lk
+from loaderkit.lightning.history import History
 from loaderkit.lightning.loaders import TrainLoader
 
 SIZES = [12, 3, 0, 9, 14, 7, 7, 5]
@@ -255,14 +256,15 @@ def test_ranks_that_a_signal_finds_a_step_apart_each_save_a_whole_state(ahead: i
 
     def apart(rank: int, store: Any) -> Any:
         loader = rank_loader(rank, 2, store, collate_fn=None, kind=TrainLoader, **settings)
-        loader.driven = True
-        loader.mark()
+        history = History(loader.position, dict, lambda: None)
+        loader.record_in(history)
+        history.mark()
         iterator = iter(loader)
         for _ in range(4 + ahead):
             next(iterator)
-        loader.begin_batch(2)
-        loader.begin_batch(3)
-        return loader.state_after(3 + rank, over=False)
+        history.begin_batch(2)
+        history.begin_batch(3)
+        return history.state_after(3 + rank, over=False)
 
     def resumed(rank: int, store: Any) -> Any:
         loader = rank_loader(rank, 2, store, collate_fn=None, **settings)

@@ -27,8 +27,13 @@ import loaderkit as lk
 from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
 from loaderkit.datasets.rows.texts import TokenSpans
 
-LIBRARIES = {"ArrayRecordDataset": "array_record", "LanceDataset": "lance"}  # that the tests may lack
-FIXTURES = Path(__file__).parents[1] / "fixtures"  # that the formats' own writers made
+# Their libraries may be missing.
+LACKING = {
+    name
+    for name, library in {"ArrayRecordDataset": "array_record", "LanceDataset": "lance"}.items()
+    if find_spec(library) is None
+}
+FIXTURES = Path(__file__).parents[2] / "fixtures"  # that the formats' own writers made
 SHARDS, ROWS = 4, 24
 SAMPLES = SHARDS * ROWS
 
@@ -36,15 +41,18 @@ SAMPLES = SHARDS * ROWS
 def public_datasets() -> set[str]:
     """Names of the datasets with samples by index that the package offers, less those whose library is not here."""
     public = {name: getattr(lk, name) for name in lk.__all__}
-    return {
-        name
-        for name, kind in public.items()
-        if getattr(kind, "__module__", "").startswith("loaderkit.datasets")
-        and isinstance(kind, type)
-        and not issubclass(kind, tuple)
-        and {"__len__", "__getitem__"} <= set(dir(kind))
-        and (name not in LIBRARIES or find_spec(LIBRARIES[name]))
-    } - {"Split"}
+    return (
+        {
+            name
+            for name, kind in public.items()
+            if getattr(kind, "__module__", "").startswith("loaderkit.datasets")
+            and isinstance(kind, type)
+            and not issubclass(kind, tuple)
+            and {"__len__", "__getitem__"} <= set(dir(kind))
+        }
+        - {"LazyImage", "Split"}
+        - LACKING
+    )
 
 
 def text_of(number: int) -> str:
@@ -412,3 +420,5 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "ZipDataset": lambda folder: ZipDataset([jsonl(folder), lk.RecordDataset(range(SAMPLES))]),
     "share": lambda folder: Records(),
 }
+for missing in LACKING:
+    del KINDS[missing]
