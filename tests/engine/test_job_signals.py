@@ -158,7 +158,7 @@ def test_a_worker_that_is_terminated_alone_ends_if_its_trainer_would(kind: str) 
     """And it is an error that is no end of the data."""
     batches = iter(make_loader(kind, "fork"))
     worker = int(next(batches)[0, 1])
-    with pytest.raises(RuntimeError, match=r"killed by SIGTERM|killed by signal: Terminated|exited unexpectedly"):
+    with pytest.raises(RuntimeError, match=r"killed by SIGTERM|killed by signal: Terminated|exited unexpectedly"):  # noqa: PT012 - see below
         os.kill(worker, signal.SIGTERM)  # torch raises here if it hears of the worker's end at once
         list(batches)
 
