@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+from torch import Tensor
+
 from loaderkit.system.main_program import WAYS_OUT, check_main_guard, main_file, why_it_ended
 from loaderkit.system.object_graph import parts_of
 from loaderkit.system.start import Start
+from loaderkit.system.tensor_pickling import same
 
 _SHOWN = 3  # paths in an error
 
@@ -116,6 +119,9 @@ class _MainFinder(ForkingPickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__":
             self.names.add(value.__qualname__)
+        if isinstance(value, Tensor):  # else torch would move its memory
+            self.reducer_override(type(value))
+            return same, (dict(vars(value)),)
         return NotImplemented
 
 

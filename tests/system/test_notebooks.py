@@ -4,8 +4,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import loaderkit as lk
+from loaderkit.system import pickling
+from loaderkit.system.start import choose_start
 
 CELL = """
 import loaderkit as lk
@@ -29,6 +32,27 @@ def test_workers_read_what_a_notebook_defines_or_say_what_to_do(method: str, eng
         assert done.stdout == "[[0, 1, 4, 9], [16, 25, 36, 49]]\n"
     else:
         assert f"Squares is defined in this notebook, and workers started by '{method}' cannot import it" in done.stderr
+
+
+class Holds:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def test_looking_for_what_a_notebook_defines_leaves_tensors_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pickled as torch does for another process, they would move to shared memory: a file each, and workers would change them."""
+    monkeypatch.setattr(pickling, "main_file", lambda: None)
+    data = Holds(torch.nn.Parameter(torch.ones(3)))
+    with pickling.explained(choose_start("forkserver"), data):
+        pass
+    assert not data.tensor.is_shared()
+    monkeypatch.setattr(Holds, "__module__", "__main__")
+    data.tensor.from_notebook = Holds(torch.ones(3))  # type: ignore[attr-defined]  # tensors take attributes
+    with (
+        pytest.raises(RuntimeError, match="Holds is defined in this notebook"),
+        pickling.explained(choose_start("spawn"), data),
+    ):
+        pass
 
 
 def test_objects_show_as_tables() -> None:
