@@ -45,7 +45,7 @@ step() {
 }
 
 : >"$work/summary.txt"
-step machine 20 "$python" -c "
+step machine 60 "$python" -c "
 import platform, subprocess, torch, torchvision
 import loaderkit
 print(platform.python_version(), torch.__version__, torchvision.__version__, loaderkit.__file__)
