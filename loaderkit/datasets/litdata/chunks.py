@@ -10,6 +10,7 @@ import numpy as np
 
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.shards.lines import LineFile
+from loaderkit.datasets.shards.listed import Bounds
 from loaderkit.datasets.shards.sharded import group_places
 from loaderkit.datasets.unpacking import unpack
 from loaderkit.system.arrays import Int64Array
@@ -39,7 +40,7 @@ class Chunk(ABC):
 class PlainChunk(Chunk):
     """Items one after another; each is a frame of zstd if `packed`."""
 
-    def __init__(self, file: LineFile, bounds: Int64Array, *, packed: bool) -> None:
+    def __init__(self, file: LineFile, bounds: Bounds, *, packed: bool) -> None:
         super().__init__(file)
         self._bounds, self._packed = bounds, packed
 

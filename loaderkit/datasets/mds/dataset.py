@@ -10,7 +10,7 @@ from loaderkit.datasets.mds.encodings import Decode, decoder_of
 from loaderkit.datasets.mds.folder import Columns, read_index
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.lines import LineFile
-from loaderkit.datasets.shards.listed import Listed, ListedDataset
+from loaderkit.datasets.shards.listed import Bounds, Listed, ListedDataset
 from loaderkit.datasets.unpacking import CODECS
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls
@@ -32,7 +32,7 @@ class _Layout:
 @dataclasses.dataclass(frozen=True, slots=True)
 class _OpenShard:
     file: LineFile
-    bounds: Int64Array  # (N + 1,) where samples begin, and the last ends
+    bounds: Bounds  # (N + 1,) where samples begin, and the last ends
     layout: _Layout
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.shards.index import ShardIndex
@@ -17,9 +18,10 @@ from loaderkit.files.listing import Stat
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls, is_remote, relative_to
 from loaderkit.seeding.draws import Draws, draws
-from loaderkit.system.arrays import Int64Array
+from loaderkit.system.arrays import Int64Array, native
 
 INDEX = "index.json"
+Bounds = npt.NDArray[np.uint32]  # (N + 1,) where the samples of a shard begin, and the last ends
 
 
 class Listed(NamedTuple):
@@ -176,7 +178,7 @@ class ListedDataset(ShardedDataset):
             head.seek(start)
             return head.read(stop - start)
 
-    def read_bounds(self, shard: str, file: LineFile) -> Int64Array:
+    def read_bounds(self, shard: str, file: LineFile) -> Bounds:
         """Return (N + 1,) where samples begin and the last ends, from a head of their number and these offsets (uint32).
 
         Raises:
@@ -184,9 +186,10 @@ class ListedDataset(ShardedDataset):
         """
         entry = self._entries[shard]
         size = 4 * (entry.samples + 2)
-        found, *_ = numbers = np.frombuffer(self.read_head(shard, file, 0, size), "<u4").astype(np.int64)
-        bounds = numbers[1:]
-        if found != entry.samples or bounds[0] < size or bounds[-1] > entry.size_bytes or (np.diff(bounds) < 0).any():
+        numbers = native(np.frombuffer(self.read_head(shard, file, 0, size), "<u4"))
+        found, bounds = numbers[0], numbers[1:]
+        is_sound = found == entry.samples and bounds[0] >= size and bounds[-1] <= entry.size_bytes
+        if not is_sound or (bounds[1:] < bounds[:-1]).any():
             raise ShardError(
                 f"{shard}: its head has {found:,} samples up to byte {bounds[-1]:,}, {INDEX} says {entry.samples:,} in "
                 f"{entry.size_bytes:,} bytes. It is damaged."
