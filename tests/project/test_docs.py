@@ -56,6 +56,16 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert missing == []
 
 
+def test_a_link_to_a_name_goes_to_the_page_that_has_it() -> None:
+    links = [
+        (page, page.parent / place, name)
+        for page in DOCS.rglob("*.md")
+        for place, name in re.findall(r"\]\(([\w./-]+\.md)#loaderkit\.(\w+)\)", page.read_text())
+    ]
+    assert len(links) > 50
+    assert [link for link in links if f"::: loaderkit.{link[2]}\n" not in link[1].read_text()] == []
+
+
 def test_the_diagrams_are_those_of_their_source() -> None:
     module = runpy.run_path(str(DOCS / "diagrams" / "draw.py"))
     used = set(re.findall(r"diagrams/(\w+)\.svg", "".join(page.read_text() for page in PAGES)))

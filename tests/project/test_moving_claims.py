@@ -21,6 +21,8 @@ HERE = "tests/project/test_moving_claims.py::"
 OTHERS = "tests/testing/test_other_loaders.py::"
 GUIDES = "tests/project/test_moving.py::"
 MEASURED = "benchmarks/results/peers_resume.md"
+GRAIN = "findings/grain-state-fits-one-number-of-workers.sh"
+LHOTSE = "findings/lhotse-shar-ends-with-the-shorter-file.sh"
 
 # By page: words of a sentence, and its check. Of the table: row, loader, cell.
 CLAIMS: dict[str, dict[str, str | tuple[str, str, str]]] = {
@@ -105,12 +107,43 @@ CLAIMS: dict[str, dict[str, str | tuple[str, str, str]]] = {
             "different",
         ),
     },
+    "energon": {
+        "with another number of workers it is an AssertionError": (
+            "2 workers, then 3",
+            "Megatron-Energon",
+            "AssertionError without a message",
+        ),
+        "on one rank in place of two energon repeated 178 samples and left out 173": (
+            "2 ranks, then 1",
+            "Megatron-Energon",
+            "178 dup / 173 skip",
+        ),
+        "A larger batch than before is an error of energon": (
+            "batch 8, then 16",
+            "Megatron-Energon",
+            'ValueError "Resuming with larger micro batch size is not allowed: 16 > 8"',
+        ),
+    },
+    "lhotse": {
+        "lhotse's cuts have both": LHOTSE,
+        "lhotse ends a shard with the shorter of its files": LHOTSE,
+        "lhotse's samplers read all cuts again": LHOTSE,
+    },
+    "grain": {
+        "grain's state fits one number of workers": GRAIN,
+        "`TFRecordIterDataset`": GRAIN,
+        "`ParquetIterDataset`": GRAIN,
+        "`random_map`": GRAIN,
+    },
 }
 OF_OTHERS = {  # how a page calls the other library where it says what that does
     "webdataset": r"WebDataset\b|WebLoader|torchrgb8|__url__",
     "huggingface-datasets": r"\b[Tt]heir (?!own)\w+ \w+s\b",
     "litdata": r"litdata",
     "mosaicml-streaming": r"Streaming(?!DataLoader)\b|StreamingDataset",
+    "energon": r"energon\b",
+    "lhotse": r"lhotse",
+    "grain": r"grain\b|random_map",
 }
 
 
@@ -162,11 +195,18 @@ def test_the_tests_have_the_version_that_the_page_names(page: str, package: str)
     assert f"{package} {version[0]}" in text_of(page)
 
 
-@pytest.mark.parametrize("package", ["litdata", "mosaicml-streaming"])
+@pytest.mark.parametrize("package", ["litdata", "mosaicml-streaming", "lhotse", "grain"])
 def test_a_finding_has_the_version_that_the_page_names(package: str) -> None:
-    for script in (ROOT / "findings").glob(f"{package.split('-')[0]}-*.sh"):
+    scripts = list((ROOT / "findings").glob(f"{package.split('-')[0]}-*.sh"))
+    assert scripts
+    for script in scripts:
         (version,) = set(re.findall(rf"{package}==(\S+)", script.read_text()))
-        assert f"{package} {version}" in text_of(package)
+        assert re.search(rf"{package} {re.escape(version.removesuffix('.0'))}\b", text_of(package))
+
+
+def test_the_table_has_the_version_of_energon_that_the_page_names() -> None:
+    (version,) = re.findall(r"Megatron-Energon (\S+)", (ROOT / MEASURED).read_text())
+    assert f"megatron-energon {version}." in text_of("energon")
 
 
 def test_the_default_batch_of_dataloader() -> None:
