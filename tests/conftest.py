@@ -20,6 +20,7 @@ import frameworks
 import huge_pages
 import pytest
 import tier
+import warmed_spawn
 from hypothesis import HealthCheck, settings
 
 # Scripts that tests start import helpers too.
@@ -56,7 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for plugin in config.pluginmanager.get_plugins():
         if hasattr(plugin, "channel"):  # pytest-xdist's, in its workers
             os.register_at_fork(after_in_child=partial(_close_in_child, plugin.channel.gateway._io.outfile.fileno()))
-    multiprocessing.set_forkserver_preload(["torch", "loaderkit"])  # `lightning_job` sets a longer list
+    # `lightning_job` sets a longer list.
+    multiprocessing.set_forkserver_preload(["torch", "loaderkit", "pytest", "hypothesis", "warmed_core"])
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -124,6 +126,12 @@ def _settings(item: pytest.Function) -> list[Hashable]:
     names = [each.replace(" ", "").split(",") if isinstance(each, str) else list(each) for each in together]
     found: list[Hashable] = [tuple(values.pop(name) for name in each) for each in names]
     return [*found, *values.values()]  # the parameters of fixtures
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let slow tests alone start new interpreters."""
+    warmed_spawn.use(not tier.full and not item.get_closest_marker("slow"))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,12 +1,12 @@
 """The command's help: what there is, with examples; colours only where somebody sees them."""
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import scripts
 from command_line import loaderkit
 
 from loaderkit.cli.command import main
@@ -35,22 +35,32 @@ def test_each_commands_help_ends_with_two_examples(command: str, capsys: pytest.
 
 ON_A_TERMINAL = """
 import os, pty, sys
-sys.exit(os.waitstatus_to_exitcode(pty.spawn([sys.executable, "-m", "loaderkit.cli", *sys.argv[1:]])))
+from loaderkit.cli.command import main
+os.environ.pop("NO_COLOR", None)
+os.environ.update({"TERM": "xterm-256color"} | dict.fromkeys(sys.argv[1:], "1"))
+pid, terminal = pty.fork()
+if not pid:
+    sys.exit(main(["doctor"]))
+shown = b""
+try:
+    while chunk := os.read(terminal, 1 << 16):
+        shown += chunk
+except OSError:
+    pass  # the terminal is closed
+sys.stdout.buffer.write(shown)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a pseudo-terminal")
 @pytest.mark.parametrize(("variable", "coloured"), [("", True), ("NO_COLOR", False)])
-def test_colours_are_for_terminals_without_no_color(variable: str, coloured: bool) -> None:
+def test_colours_are_for_terminals_without_no_color(variable: str, coloured: bool, tmp_path: Path) -> None:
     pytest.importorskip("rich")
     assert "\x1b" not in loaderkit("doctor").stdout  # its output is no terminal
-    start = [sys.executable, "-c", ON_A_TERMINAL]
-    env = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm-256color"}
-    env |= {"NO_COLOR": "1"} if variable == "NO_COLOR" else {}
-    done = subprocess.run([*start, "doctor"], env=env, stdin=subprocess.DEVNULL, capture_output=True)
-    assert b"start by" in done.stdout, done.stderr
-    assert (b"\x1b[32mok" in done.stdout) == coloured
-    assert (b"\x1b" in done.stdout) == coloured
+    shown = scripts.run_code(tmp_path, ON_A_TERMINAL, *filter(None, [variable]))
+    assert "start by" in shown
+    assert ("\x1b[32mok" in shown) == coloured
+    assert ("\x1b" in shown) == coloured
 
 
 HELP = """

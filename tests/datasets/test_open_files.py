@@ -25,7 +25,7 @@ class Listed:
 
 
 engine, limit = sys.argv[1], int(sys.argv[2])
-shards, rows = 300, 4
+shards, rows = 160, 2
 Path("docs").mkdir(exist_ok=True)
 for shard in range(shards):
     numbers = np.arange(rows * shard, rows * (shard + 1), dtype="uint16")
@@ -55,7 +55,7 @@ print("whole")
 @pytest.mark.parametrize("engine", ["inline", "threads", "ring", "torch"])
 def test_more_shards_than_files_that_may_be_open(engine: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    assert run(tmp_path, tmp_path / "script.py", engine, 256).endswith("whole\n")
+    assert run(tmp_path, tmp_path / "script.py", engine, 128).endswith("whole\n")
 
 
 FULL = """
@@ -90,7 +90,7 @@ print(text)
 
 def test_an_error_names_the_setting_and_the_limit(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(FULL)
-    text = run(tmp_path, tmp_path / "script.py", fresh=True)
+    text = run(tmp_path, tmp_path / "script.py")
     assert "too many files are open in this process" in text
     assert "ulimit -n" in text
     assert "max_open=7" in text

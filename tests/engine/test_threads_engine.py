@@ -482,13 +482,13 @@ def script(then: str, sleep: float | str = 0.01, batch: int = 4) -> str:
 )
 def test_a_process_ends_cleanly_with_threads_at_work(then: str, ends: tuple[int, str], tmp_path: Path) -> None:
     code, last = ends
-    said = scripts.run_code(tmp_path, script(then, sleep=0.2), code=code, fresh=True)
+    said = scripts.run_code(tmp_path, script(then, sleep=0.2), code=code, preload=scripts.TORCH)
     assert said.splitlines()[-2:] == [last, "0 threads"]
 
 
 def test_a_process_ends_after_the_current_samples(tmp_path: Path) -> None:
     """It does not wait for their batches, which take longer."""
-    said = scripts.run_code(tmp_path, script("", sleep="0.5 * (index >= 40)", batch=40), fresh=True)
+    said = scripts.run_code(tmp_path, script("", sleep="0.5 * (index >= 40)", batch=40), preload=scripts.TORCH)
     assert said == "ready\n0 threads\n"
 
 

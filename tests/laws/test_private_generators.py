@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tier
 import torch
 from generators_kept import COUNT, KINDS, PICKLED, PLACES, Attribute, Collate, FirstCall, draw
 from hypothesis import given
@@ -21,6 +22,9 @@ from loaderkit.sampling.cursor import pack_state, unpack_state
 
 # Each place with kinds in turn, so that each place meets workers and each kind does.
 TURNS = [(place, kind) for place, kind in zip(sorted(PLACES), itertools.cycle(KINDS), strict=False)]
+
+# Each kind meets workers in `test_workers_do_not_matter`; the other laws meet them with one kind of numpy's and one of Python's.
+WORKERS = ("RandomState", "random.Random")
 
 
 def drawn(loader: Any, epochs: int = 2) -> list[tuple[int, float]]:
@@ -43,6 +47,7 @@ def test_each_sample_of_each_epoch_draws_its_own_numbers(place: str, kind: str) 
     assert {value for _, value in drawn(make(place, kind, seed=4))}.isdisjoint(value for _, value in found)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("engine", ["ring", "torch"])
 @pytest.mark.parametrize(("place", "kind"), TURNS)
 def test_workers_do_not_matter(place: str, kind: str, engine: str) -> None:
@@ -91,10 +96,12 @@ def test_a_collates_generator_draws_for_the_batch(kind: str) -> None:
     whole = run(Collate(kind))
     assert len({value for _, value in whole}) == 2 * COUNT
     assert run(Collate(kind)) == whole
-    assert run(Collate(kind), num_workers=2) == whole
+    if tier.full or kind in WORKERS:
+        assert run(Collate(kind), num_workers=2) == whole
     loader = lk.Loader(range(COUNT), 4, collate_fn=Collate(kind), seed=2)
     first = next(iter(loader))
-    again = lk.Loader(range(COUNT), 4, collate_fn=Collate(kind), seed=2, num_workers=1)
+    workers = 1 if tier.full or kind in WORKERS else 0
+    again = lk.Loader(range(COUNT), 4, collate_fn=Collate(kind), seed=2, num_workers=workers)
     again.load_state_dict(loader.state_dict())
     assert first + drawn(again, 2) == whole
 
@@ -117,7 +124,8 @@ def test_a_streams_transform_is_exact(kind: str) -> None:
 
     whole = run()
     assert len({value for _, value in whole}) == len(whole) == 24
-    assert run(num_workers=2) == whole
+    if tier.full or kind in WORKERS:
+        assert run(num_workers=2) == whole
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -155,7 +163,7 @@ def test_a_transform_is_exact_wherever_it_is_applied(name: str, kind: str) -> No
 
     whole = run()
     assert len({value for _, value in whole}) == 2 * COUNT
-    if kind in ("RandomState", "random.Random"):
+    if kind in WORKERS:
         assert run(num_workers=2) == whole
 
 

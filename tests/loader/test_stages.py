@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tier
 import torch
 
 import loaderkit as lk
 from loaderkit import Cursor, Loader, Stage, Stages, StateError, World
 
-SCHEDULES = 1000
+SCHEDULES = 1000 if tier.full else 400
 
 
 class Schedule:
@@ -93,7 +94,7 @@ def test_on_paper_each_source_comes_once_a_pass_and_each_window_has_its_shares()
                 assert abs(found - wanted).max() < (1 if last - begin == schedule.window else 2)
                 windows += last - begin == schedule.window
             start = end
-    assert (windows > 10_000, changes > 1000, passes > 5000) == (True, True, True)
+    assert (windows > 10 * SCHEDULES, changes > SCHEDULES, passes > 5 * SCHEDULES) == (True, True, True)
 
 
 def test_on_paper_every_rank_gets_its_part_and_a_run_may_go_on_with_other_ranks() -> None:

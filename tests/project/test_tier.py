@@ -42,9 +42,9 @@ def test_another_seed_chooses_others() -> None:
     assert len({tuple(tier.pairwise(rows, seed)) for seed in range(4)}) > 1
 
 
-def test_a_law_runs_a_quarter_of_its_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_law_runs_a_fifth_of_its_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier, "full", False)
-    assert [tier.examples(count) for count in (12, 60, 100, 400)] == [12, 20, 25, 100]
+    assert [tier.examples(count) for count in (12, 60, 100, 400)] == [12, 15, 20, 80]
     monkeypatch.setattr(tier, "full", True)
     assert tier.examples(400) == 400
 

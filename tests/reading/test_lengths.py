@@ -4,8 +4,6 @@ import functools
 import io
 import os
 import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scripts
 import torch
 from scripts import run
 
@@ -200,23 +199,18 @@ lk.measure_lengths(Slow(), num_workers=int(sys.argv[2]), cache=sys.argv[1])
 
 def test_a_kill_leaves_no_part_that_is_used(tmp_path: Path) -> None:
     path = tmp_path / "kept" / "lengths"
-    process = subprocess.Popen([sys.executable, "-c", SLOW, path, "2"], stdout=subprocess.PIPE, start_new_session=True)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"half\n"
-        process.kill()
-        process.wait(60)
-        process.stdout.close()
+    with scripts.start(tmp_path, scripts.saved(tmp_path, SLOW), path, "2") as process:
+        assert process.first_line() == "half"
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
         assert not path.parent.exists() or not list(path.parent.iterdir())
-    finally:
-        for _ in range(100):  # the workers end with it
+        for _ in range(500):  # the workers end with it
             try:
                 os.killpg(process.pid, 0)
             except ProcessLookupError:
                 break
-            time.sleep(0.1)
+            time.sleep(0.02)
         else:
-            os.killpg(process.pid, signal.SIGKILL)
             raise AssertionError("workers outlived their parent by 10 s")
     texts = ["x" * (index % 7) for index in range(1000)]
     assert lk.measure_lengths(texts, cache=path).tolist() == [index % 7 for index in range(1000)]

@@ -1,13 +1,17 @@
 """Who shares the data: given, asked of torch.distributed, or read from torchrun's environment."""
 
+import datetime
+import multiprocessing
 import os
-import subprocess
-import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from job_ranks import free_port
 
+import loaderkit as lk
 from loaderkit import World
 
 
@@ -40,49 +44,39 @@ def test_a_trainer_tells_the_ranks_that_have_data_of_their_own() -> None:
     assert World.from_trainer(SimpleNamespace(strategy=SimpleNamespace())) == World(0, 1)
 
 
-RANK_JOB = """
-import os, sys, datetime
-import torch.distributed as dist
-import loaderkit as lk
-rank, port = int(sys.argv[1]), sys.argv[2]
-loader = lk.Loader(list(range(21)), 2, shuffle=True)
-before = loader.world
-dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2,
-                        timeout=datetime.timedelta(seconds=60))
-os.environ.update(RANK="7", WORLD_SIZE="9")  # torch.distributed knows better
-batches = list(loader)
-everyone = [None, None]
-dist.all_gather_object(everyone, (loader.state_dict(), len(batches), sum(map(list, batches), [])))
-(state, count, mine), (other_state, other_count, others) = everyone
-assert before == lk.World(0, 1), before
-assert loader.world == lk.World(rank, 2), loader.world
-assert state == other_state and count == other_count == len(loader) == 6
-assert sorted(map(int, mine + others)) == list(range(21))
-dist.destroy_process_group()
-print("right", rank)
-"""
+def share_an_epoch(rank: int, port: str) -> None:
+    torch.set_num_threads(1)
+    loader = lk.Loader(list(range(21)), 2, shuffle=True)
+    before = loader.world
+    address, limit = f"tcp://127.0.0.1:{port}", datetime.timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2, timeout=limit)
+    os.environ.update(RANK="7", WORLD_SIZE="9")  # torch.distributed knows better
+    batches = list(loader)
+    everyone: list[Any] = [None, None]
+    dist.all_gather_object(
+        everyone, (loader.state_dict(), len(batches), [index for batch in batches for index in batch])
+    )
+    (state, count, mine), (other_state, other_count, others) = everyone
+    assert before == World(0, 1)
+    assert loader.world == World(rank, 2)
+    assert state == other_state
+    assert count == other_count == len(loader) == 6
+    assert sorted(map(int, mine + others)) == list(range(21))
+    dist.destroy_process_group()
 
 
-def test_two_processes_share_an_epoch_through_torch_distributed() -> None:
+def test_two_processes_share_an_epoch_through_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The world is found at the first use, after the loader was made."""
-    port = free_port()
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK_JOB, str(rank), port],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    port, fork = free_port(), multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=share_an_epoch, args=(rank, port)) for rank in range(2)]
     try:
-        outputs = [job.communicate() for job in jobs]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(120)
+        assert [rank.exitcode for rank in ranks] == [0, 0]
     finally:
-        for job in jobs:
-            job.kill()
-            job.wait()
-    for rank, (job, (out, err)) in enumerate(zip(jobs, outputs, strict=True)):
-        assert job.returncode == 0, err
-        assert f"right {rank}" in out
+        for rank in ranks:
+            rank.kill()
+            rank.join()

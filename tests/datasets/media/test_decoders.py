@@ -4,14 +4,13 @@ import errno
 import io
 import os
 import pickle
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
+import scripts
 import torch
 from media_made import LOSSLESS, LOSSY, RATE, VIDEO, audio, need_decoder, samples, video, write
 
@@ -309,11 +308,10 @@ lk.AudioDataset([{"wav": b""}])
 """
 
 
-def test_a_missing_decoder_is_an_error_that_says_how_to_get_it() -> None:
+def test_a_missing_decoder_is_an_error_that_says_how_to_get_it(tmp_path: Path) -> None:
     pytest.importorskip("av")
-    done = subprocess.run([sys.executable, "-c", MISSING], capture_output=True, text=True)
-    errors = done.stdout.splitlines()
-    assert len(errors) == 3, done.stderr
+    errors = scripts.run_code(tmp_path, MISSING).splitlines()
+    assert len(errors) == 3, errors
     assert "needs torchcodec" in errors[0]
     assert "found torchcodec 0.9.1, wanted 0.17 or later" in errors[1]
     assert "torchcodec 1.0.0 finds no libraries of FFmpeg" in errors[2]

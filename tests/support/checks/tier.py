@@ -13,8 +13,8 @@ full = False
 
 
 def examples(count: int) -> int:
-    """Return how many Hypothesis examples a law runs: `count` with `--full`, else a quarter of them but at least 20."""
-    return count if full else min(count, max(20, count // 4))
+    """Return how many Hypothesis examples a law runs: `count` with `--full`, else a fifth of them but at least 15."""
+    return count if full else min(count, max(15, count // 5))
 
 
 def some(things: Iterable[_Thing]) -> list[_Thing]:

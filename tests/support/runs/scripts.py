@@ -27,6 +27,7 @@ import frameworks
 TIMEOUT_S = 600  # each takes a minute or less on two free cores, up to four at load 10
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 CORE = ("warmed_core",)  # for scripts that import no large library
+TORCH = ("torch",)  # for scripts that import loaderkit anew
 PRELOAD = ("lightning.pytorch.cli", "sklearn.datasets", "torchvision.transforms.v2", "matplotlib.pyplot", "warmed")
 
 
@@ -67,10 +68,16 @@ def run(
 
 
 def run_code(
-    folder: Path, text: str, *arguments: str | Path, code: int = 0, alone: bool = False, fresh: bool = False
+    folder: Path,
+    text: str,
+    *arguments: str | Path,
+    code: int = 0,
+    alone: bool = False,
+    fresh: bool = False,
+    preload: tuple[str, ...] | None = None,
 ) -> str:
     """Run a script that is given as text; see `run`."""
-    return run(folder, saved(folder, text), *arguments, code=code, alone=alone, fresh=fresh)
+    return run(folder, saved(folder, text), *arguments, code=code, alone=alone, fresh=fresh, preload=preload)
 
 
 def saved(folder: Path, text: str) -> Path:
