@@ -23,6 +23,7 @@ from loaderkit.datasets.media.pyav_audio import RUN_UP_S, AudioHeader
 from loaderkit.datasets.media.pyav_container import open_stream, pyav_version
 from loaderkit.datasets.media.pyav_length import WITHOUT_INDEX, Samples
 from loaderkit.datasets.media.pyav_video import VideoHeader, is_mirrored, read_video_header
+from loaderkit.datasets.media.wav_header import is_plain_wav
 from loaderkit.datasets.media.waveform import Waveform, filled
 from loaderkit.files.storage import Storage
 
@@ -33,7 +34,16 @@ _ROUNDING = 1e-6  # of seconds, and of frame rates
 _ENDS_EARLY = "no more frames left to decode"  # after a seek near the end, FFmpeg 5 decodes no frame of some formats
 _TICK_S = 2e-3  # by which rounded times differ at most
 _BEFORE_S = 1.0  # from the time 0 on, torchcodec leaves out a first packet that does not say how long it is
-_SAY_LENGTH = (b"RIFF", b"fLaC", b"OggS", b"FORM")  # beginnings of files whose header says how long they are
+_SAY_LENGTH = (
+    b"RIFF",
+    b"fLaC",
+    b"OggS",
+    b"FORM",
+    b".snd",
+    b"caff",
+    b"wvpk",
+    b"TTA1",
+)  # beginnings of files whose header says how long they are
 _HEAD, _PRE_SKIP = 40, slice(38, 40)  # bytes of a file; in Ogg the header of Opus begins at 28
 
 
@@ -65,10 +75,10 @@ def torchcodec_version() -> str:
 
 
 @contextmanager
-def open_audio(content: Content, storage: Storage | None = None) -> Iterator["TorchcodecAudio"]:
+def open_audio(content: Content, storage: Storage | None = None) -> Iterator["TorchcodecAudio | TorchcodecWav"]:
     """Open a file's first audio stream; raise as `open_stream`."""
     with _opened(content, "audio", storage) as file:
-        yield TorchcodecAudio(file, content, storage)
+        yield TorchcodecWav(file) if file.is_plain_wav else TorchcodecAudio(file, content, storage)
 
 
 @contextmanager
@@ -214,6 +224,23 @@ class TorchcodecAudio:
         return self._decoder.get_samples_played_in_range(from_s, until_s)
 
 
+class TorchcodecWav:
+    """An open WAV file of PCM or floats, an `AudioReader`. FFmpeg takes up to 40 times as long for the same bits."""
+
+    def __init__(self, file: "_File") -> None:
+        file.seek(0)
+        self._decoder = torchcodec().decoders.WavDecoder(file)
+        found = self._decoder.metadata
+        self.sample_rate = int(found.sample_rate)
+        # A last sample without all of its channels is left out.
+        self.samples = self.most = int(found.duration_seconds_from_header * self.sample_rate + _ROUNDING)
+
+    def read(self, start: int, count: int) -> Waveform:
+        rate = self.sample_rate
+        found = self._decoder.get_samples_played_in_range(start / rate, (start + count) / rate)
+        return filled(found.data.numpy(), start, count, rate)
+
+
 class TorchcodecVideo:
     """An open video stream, a `VideoReader`; its frames are on the device of the decoder."""
 
@@ -269,6 +296,7 @@ class _File:
         self.error: BaseException | None = None
         head = file.read(_HEAD)
         self.is_mp4 = head[4:8] == b"ftyp"
+        self.is_plain_wav = head.startswith(b"RIFF") and is_plain_wav(file)
         self.is_ogg, is_opus = head.startswith(b"OggS"), head[28:36] == b"OpusHead"
         self.says_length = self.is_mp4 or head.startswith(_SAY_LENGTH)
         # The length of Opus in Ogg counts samples that the decoder drops.
