@@ -5,6 +5,7 @@ from Python's files alone: only then does it keep FFmpeg from opening what a pla
 """
 
 import errno
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
@@ -25,7 +26,9 @@ from loaderkit.datasets.media.pyav_length import WITHOUT_INDEX, Samples
 from loaderkit.datasets.media.pyav_video import VideoHeader, is_mirrored, read_video_header
 from loaderkit.datasets.media.wav_header import is_plain_wav
 from loaderkit.datasets.media.waveform import Waveform, filled
+from loaderkit.files.listing import Stat
 from loaderkit.files.storage import Storage
+from loaderkit.files.urls import is_remote, stat
 
 _OLDEST = (0, 17)  # in this release files of Python are read with no other protocol, see `forbid_nested_protocols`
 _HOW = "pip install '.[torchcodec]' in a checkout of loaderkit, and FFmpeg's libraries (apt-get install ffmpeg, or conda install ffmpeg)"
@@ -44,6 +47,8 @@ _SAY_LENGTH = (
     b"wvpk",
     b"TTA1",
 )  # beginnings of files whose header says how long they are
+_MOST_HEADERS = 4096  # some 4 MB
+_headers: dict[tuple[str, Stat], AudioHeader] = {}  # of local files
 _HEAD, _PRE_SKIP = 40, slice(38, 40)  # bytes of a file; in Ogg the header of Opus begins at 28
 
 
@@ -136,6 +141,23 @@ def _first_decoder(make: Callable[[int | None], Any], says_length: bool) -> Any:
     return decoder if known else None
 
 
+def _header_by_pyav(content: Content, storage: Storage | None) -> AudioHeader:
+    """Return what PyAV finds. MP3 and bare AAC are read to their end for it, so that of a local file is kept until it changes."""
+    place = None if isinstance(content, bytes | bytearray | memoryview) else os.fspath(content)
+    key = None if place is None or is_remote(place) else (os.path.abspath(place), stat(place))  # noqa: PTH100 - a Path takes longer
+    header = _headers.get(key) if key is not None else None
+    if header is None:
+        with pyav_audio.open_audio(content, storage) as audio:
+            header = audio.clocked_header()
+            if audio.format == "mpeg":
+                raise ValueError(_no_index(audio.format))
+        if key is not None and not header.samples.before:  # these would take memory for each packet
+            if len(_headers) >= _MOST_HEADERS:
+                _headers.clear()
+            _headers[key] = header
+    return header
+
+
 def _first_is_mirrored(content: Content, storage: Storage | None) -> bool:
     """Return whether a video that is to be turned is also to be mirrored; torchcodec does not say it."""
     with open_stream(content, "video", storage) as (container, stream):
@@ -161,10 +183,7 @@ class TorchcodecAudio:
             samples = Samples(round(found.duration_seconds_from_header * rate) - file.pre_skip)
             header = AudioHeader(0, rate, found.num_channels or 0, begin_s, samples)
         else:
-            with self._by_pyav() as audio:
-                header = audio.clocked_header()
-                if audio.format == "mpeg":
-                    raise ValueError(_no_index(audio.format))
+            header = _header_by_pyav(content, storage)
             self._decoder = self._make(header.index)
         self._header, self._codec = header, str(self._decoder.metadata.codec)
         # After a seek in Ogg, FFmpeg gives wrong times up to the end of a page, and torchcodec trusts the first one.
