@@ -373,10 +373,16 @@ def test_clips_of_a_file_read_it_once_to_count_its_packets(
     need_decoder("torchcodec")
     import av
 
-    opened, real = [], av.open
-    monkeypatch.setattr(av, "open", lambda *given, **settings: opened.append(1) or real(*given, **settings))
+    opened: list[int] = []
+    real = av.open
+
+    def counted(*given: Any, **settings: Any) -> Any:
+        opened.append(1)
+        return real(*given, **settings)
+
+    monkeypatch.setattr(av, "open", counted)
     path = tmp_path / f"a.{kind}"
-    lengths = []
+    lengths: list[int] = []
     for seconds in (1.0, 3.0):
         path.write_bytes(audio(kind, seconds, channels=2))
         sounds = lk.AudioDataset([str(path)], cache_dir=None, decoder="torchcodec")

@@ -75,7 +75,7 @@ FILES = {
 
 
 def waveforms(content: bytes, decoder: Any, **settings: Any) -> list[Any]:
-    sounds = lk.AudioDataset([{"wav": content}], decoder=decoder, cache_dir=None, **settings)
+    sounds: Any = lk.AudioDataset([{"wav": content}], decoder=decoder, cache_dir=None, **settings)
     return [(sample["waveform"].numpy(), sample["sample_rate"], sample.get("length")) for sample in sounds]
 
 
