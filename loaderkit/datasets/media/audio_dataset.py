@@ -12,7 +12,7 @@ from loaderkit.datasets.media.clips import CACHE_DIR, ClipDataset, Labels, start
 from loaderkit.datasets.media.content import TOLERANCE_S, Content
 from loaderkit.datasets.media.decoders import AudioReader, DecoderName, decoder_named
 from loaderkit.datasets.media.pyav_audio import open_audio
-from loaderkit.datasets.media.waveform import Waveform, resample
+from loaderkit.datasets.media.waveform import Waveform, resample, sized
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls
 from loaderkit.system.arrays import Int64Array
@@ -142,10 +142,8 @@ class AudioDataset(ClipDataset):
             length = round(self.clip_s * audio.sample_rate)
             start = round(start_of_clip(self.clips, clip, audio.samples, self.clip_s * audio.sample_rate))
             wave, rate = self._part(audio, start, min(length, audio.most - start))
-            whole = np.zeros((len(wave), round(self.clip_s * rate)), dtype=np.float32)
-            count = min(wave.shape[1], whole.shape[1])
-            whole[:, :count] = wave[:, :count]
-        return {**_sample(whole, rate), "length": count}
+        size = round(self.clip_s * rate)
+        return {**_sample(sized(wave, size), rate), "length": min(wave.shape[1], size)}
 
     def _part(self, audio: AudioReader, start: int, count: int) -> tuple[Waveform, int]:
         """Return a part of a file at the wanted rate, and this rate."""

@@ -15,12 +15,16 @@ def filled(wave: Waveform, start: int, count: int, sample_rate: int) -> Waveform
     Raises:
         ValueError: If it lacks more.
     """
-    channels, found = wave.shape
-    check_reaches(start + found, start + count, sample_rate)
-    if found == count:
-        return np.ascontiguousarray(wave)
-    whole = np.zeros((channels, count), dtype=np.float32)
-    whole[:, :found] = wave
+    check_reaches(start + wave.shape[1], start + count, sample_rate)
+    return sized(wave, count)
+
+
+def sized(wave: Waveform, count: int) -> Waveform:
+    """Return a waveform (C, T) as (C, count): cut, or followed by silence. It is copied only if it must be."""
+    if wave.shape[1] >= count:
+        return np.ascontiguousarray(wave[:, :count])
+    whole = np.zeros((len(wave), count), dtype=np.float32)
+    whole[:, : wave.shape[1]] = wave
     return whole
 
 

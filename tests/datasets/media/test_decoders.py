@@ -361,3 +361,35 @@ def test_frames_by_the_gpus_decoder_are_close(kind: str, engine: Any, workers: i
         assert (one["frames"].int() - other["frames"].int()).abs().float().mean() < 3
     repeated = batches("cuda")
     assert all(one["frames"].equal(again["frames"]) for one, again in zip(ours, repeated, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["mp3", "aac"])
+def test_clips_of_a_file_read_it_once_to_count_its_packets(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it changes: then clips are of the new file."""
+    need_decoder("torchcodec")
+    import av
+
+    opened: list[int] = []
+    real = av.open
+
+    def counted(*given: Any, **settings: Any) -> Any:
+        opened.append(1)
+        return real(*given, **settings)
+
+    monkeypatch.setattr(av, "open", counted)
+    path = tmp_path / f"a.{kind}"
+    lengths: list[int] = []
+    for seconds in (1.0, 3.0):
+        path.write_bytes(audio(kind, seconds, channels=2))
+        sounds = lk.AudioDataset([str(path)], cache_dir=None, decoder="torchcodec")
+        opened.clear()
+        lengths += [sounds[0]["waveform"].shape[1] for _ in range(3)]
+        assert len(opened) == 1
+    assert len(set(lengths[:3])) == len(set(lengths[3:])) == 1
+    assert lengths[3] - lengths[0] == pytest.approx(2 * RATE, abs=2000)
+    content = lk.AudioDataset(
+        [{kind: path.read_bytes()}], decoder="torchcodec"
+    )  # nothing tells whether these are the same
+    assert content[0]["waveform"].shape[1] == lengths[3]
