@@ -1,7 +1,8 @@
 """Shuffled epochs over shards of mosaicml-streaming and of litdata: by each format's own loader and by ours, in one process.
 
 Contenders take turns on the same shards, warm, with batches of 64. Rows are a number, a text and 64 floats; pictures are JPEG files of
-96 x 96, which both decode by Pillow (MDS) or by torchvision (litdata). "first batch" is the time from nothing to the first batch of a
+96 x 96, which both decode by Pillow (MDS) or by torchvision (litdata). "decoding" is what decoding and stacking the same pictures takes
+without any loader, over the workers: no loader can be faster than that. "first batch" is the time from nothing to the first batch of a
 million rows. It needs mosaicml-streaming 0.13.0 and litdata 0.2.76, so the suite leaves it out.
 """
 
@@ -23,6 +24,7 @@ from litdata.streaming.writer import BinaryWriter
 from PIL import Image
 from report.declare import Report
 from streaming.base.util import clean_stale_shared_memory
+from torchvision.io import decode_image
 
 import loaderkit as lk
 
@@ -120,12 +122,34 @@ COLUMNS = {
 }
 
 
-def epochs(makes: tuple[Make, Make], folder: str, workers: int, rounds: int) -> list[list[float]]:
-    """Return the seconds of each epoch of both loaders, which take turns."""
-    loaders = [make(folder, workers) for make in makes]
-    found: list[list[float]] = [[], []]
+class Decoding:
+    """Batches of pictures that lie in memory, decoded and stacked in this process."""
+
+    def __init__(self, decode: Callable[[bytes], Any], count: int) -> None:
+        self.files = [each["jpg"] for each in pictures(count)]
+        self.decode = decode
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, len(self.files), BATCH):
+            yield torch.stack([self.decode(file) for file in self.files[start : start + BATCH]])
+
+
+def by_pillow(content: bytes) -> Any:
+    return torch.from_numpy(np.array(Image.open(io.BytesIO(content))))
+
+
+def by_torchvision(content: bytes) -> Any:
+    return decode_image(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+
+
+DECODE = {"MDS": by_pillow, "litdata": by_torchvision}
+
+
+def epochs(loaders: list[Iterable[Any]], rounds: int) -> list[list[float]]:
+    """Return the seconds of each epoch of each loader; they take turns."""
+    found: list[list[float]] = [[] for _ in loaders]
     for number in range(-1, rounds):
-        for place in turns(2, max(0, number)):
+        for place in turns(len(loaders), max(0, number)):
             start = time.perf_counter()
             drain(loaders[place])
             if number >= 0:  # the first one warms up
@@ -145,18 +169,21 @@ def first_batches(makes: tuple[Make, Make], folder: str, rounds: int) -> list[li
 
 
 def row_of(what: str, library: str, workers: int, taken: list[list[float]], target: float) -> Row:
-    ratios = [theirs / own for theirs, own in zip(*taken, strict=True)]
-    (_, theirs, _), (_, own, _) = map(spread, taken)
+    ratios = [theirs / own for theirs, own in zip(*taken[:2], strict=True)]
+    (_, theirs, _), (_, own, _) = map(spread, taken[:2])
     low, middle, high = spread(ratios)
+    alone = spread(taken[2])[1] / max(1, workers) if len(taken) > 2 else None
     return {
         "format": library,
         "what": what,
         "workers": workers,
         "their_s": theirs,
         "our_s": own,
+        "decoding_s": "" if alone is None else alone,
         "speed_over_theirs": middle,
         "q1": low,
         "q3": high,
+        "most_possible": "" if alone is None else theirs / alone,
         "target": target,
         "repeats": len(ratios),
     }
@@ -183,7 +210,10 @@ def main() -> None:
             for what, makes in kinds.items():
                 for workers in (0, 2):
                     tell(f"{library}: {what}, {workers} workers")
-                    taken = epochs(makes, f"{root}/{library}-{what}", workers, rounds)
+                    loaders = [make(f"{root}/{library}-{what}", workers) for make in makes]
+                    if what == "pictures":
+                        loaders.append(Decoding(DECODE[library], counts[what]))
+                    taken = epochs(loaders, rounds)
                     found.append(row_of(what, library, workers, taken, TARGETS[library]))
             tell(f"{library}: first batch")
             taken = first_batches(kinds["rows"], f"{root}/{library}-few", rounds)
