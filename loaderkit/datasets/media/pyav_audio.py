@@ -15,7 +15,7 @@ from loaderkit.datasets.media.clock import Clock, MostAgree, Rounded
 from loaderkit.datasets.media.content import TOLERANCE_S, Content
 from loaderkit.datasets.media.pyav_container import open_stream, pyav, start_of
 from loaderkit.datasets.media.pyav_length import Samples, is_rough, samples_of
-from loaderkit.datasets.media.pyav_packets import packets_from, packets_from_start
+from loaderkit.datasets.media.pyav_packets import opus_kept_back, packets_from, packets_from_start
 from loaderkit.datasets.media.waveform import Waveform, check_reaches, filled
 from loaderkit.files.storage import Storage
 
@@ -78,6 +78,7 @@ class PyavAudio:
         self._begin = header.sample_rate * header.begin_s.numerator / header.begin_s.denominator
         # Times of ADPCM in WAV are of its mean number of bytes in a second, so they drift after a seek.
         self._can_seek = not stream.codec_context.name.startswith("adpcm_")
+        self._is_opus = stream.codec_context.name == "opus"  # FFmpeg's own decoder
 
     def read(self, start: int, count: int) -> Waveform:
         parts = self._parts(start, count) or [np.zeros((self._header.channels, 0), dtype=np.float32)]
@@ -119,10 +120,10 @@ class PyavAudio:
                     pass
         return self._cut(None, self._frames(packets_from_start(self._container, self._stream)), start, count)
 
-    def _cut(self, at: int | None, frames: Iterator[Any], start: int, count: int) -> list[Any]:
+    def _cut(self, at: int | None, frames: Iterator[tuple[Any, int]], start: int, count: int) -> list[Any]:
         """Return the wanted part of frames. `at` is the sample at which the first one begins; None means the first of the file."""
         parts: list[Any] = []
-        for frame in frames:
+        for frame, _ in frames:
             if at is None:  # what comes before the stream's start is not heard
                 at = min(0, round(self._time(frame) or 0)) if not self._is_rough else 0
             if at + frame.samples > start:
@@ -136,7 +137,7 @@ class PyavAudio:
                 break
         return parts
 
-    def _run_from(self, seek_to: int, start: int, until: int) -> tuple[int | None, Iterator[Any]]:
+    def _run_from(self, seek_to: int, start: int, until: int) -> tuple[int | None, Iterator[tuple[Any, int]]]:
         """Seek to a sample or before it, and return the frames from there on, and the sample with which they begin, if that is known.
 
         If that is after `start`, the frames may be none.
@@ -146,17 +147,17 @@ class PyavAudio:
         frames = self._frames(packets_from(self._container, self._stream, int(stamp)), sought=True)
         if clock is None:
             first = next(frames, None)
-            at = None if first is None else self._time(first)
+            at = None if first is None else self._time(first[0])
             if first is None or at is None:
                 return None, frames
-            return self._header.samples.before.get(first.pts, round(at)), chain([first], frames)
+            return self._header.samples.before.get(first[0].pts, round(at)), chain([first], frames)
         until += ceil(2 * self._tick)
-        found: list[Any] = []
+        found: list[tuple[Any, int]] = []
         run: list[tuple[float | None, int]] = []
         timed = 0
-        for frame in frames:
-            time, samples = self._time(frame), frame.samples
-            found.append(frame)
+        for frame, samples in frames:
+            time = self._time(frame) if samples else None  # what a decoder kept to the end has the time of another frame
+            found.append((frame, samples))
             run.append((time, samples))
             if time is None:
                 continue
@@ -175,11 +176,16 @@ class PyavAudio:
         if not self._is_rough:
             return None
         first = islice(self._frames(packets_from_start(self._container, self._stream)), _FIRST_FRAMES)
-        return Rounded.of([(self._time(frame), frame.samples) for frame in first], self._tick)
+        return Rounded.of([(self._time(frame), samples) for frame, samples in first], self._tick)
 
-    def _frames(self, packets: Iterator[Any] | None, *, sought: bool = False) -> Iterator[Any]:
-        """Decode packets; `sought`: the first ones may be pieces, if a seek went into the middle of one."""
-        pieces = _FEW_FRAMES if sought else 0
+    def _frames(self, packets: Iterator[Any] | None, *, sought: bool = False) -> Iterator[tuple[Any, int]]:
+        """Decode packets to frames, each with the samples from its time to that of the next one.
+
+        Args:
+            packets: One after another.
+            sought: Whether the first ones may be pieces: a seek may go into the middle of one.
+        """
+        pieces, kept = _FEW_FRAMES if sought else 0, 0
         for packet in packets or ():
             try:
                 frames = packet.decode()
@@ -187,9 +193,10 @@ class PyavAudio:
                 if pieces <= 0:
                     raise
                 continue
+            before, kept = kept, opus_kept_back(packet) if self._is_opus else 0
             for frame in frames:
                 if frame.sample_rate == self.sample_rate:
-                    yield frame
+                    yield frame, frame.samples + kept - before
                 elif pieces <= 0:
                     raise ValueError(
                         f"its rate changes from {self.sample_rate} to {frame.sample_rate} samples a second"
