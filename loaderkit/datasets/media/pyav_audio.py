@@ -15,15 +15,17 @@ from loaderkit.datasets.media.clock import Clock, MostAgree, Rounded
 from loaderkit.datasets.media.content import TOLERANCE_S, Content
 from loaderkit.datasets.media.pyav_container import open_stream, pyav, start_of
 from loaderkit.datasets.media.pyav_length import Samples, is_rough, samples_of
-from loaderkit.datasets.media.pyav_packets import opus_kept_back, packets_from, packets_from_start
+from loaderkit.datasets.media.pyav_packets import is_speech, opus_kept_back, packets_from, packets_from_start
 from loaderkit.datasets.media.waveform import Waveform, check_reaches, filled
 from loaderkit.files.storage import Storage
 
 RUN_UP_S = 0.5  # decoded and dropped before a part: lossy codecs need earlier packets for their first samples
+_SPEECH_S = 10.0  # the same for speech in Opus: its decoder forgets a tone in seconds, and what it said before a pause at once
 _PAGES_S = 4.0  # two pages of Ogg and more
 _FIRST_FRAMES = 8  # they tell the clock of a stream
 _FEW_FRAMES = 4  # they tell where a run begins
 _IN_PAGES = {"ogg", "mpeg", "mpegts"}  # after a seek into a page or pack, its first frames have the times of others
+_PRE_SKIP = slice(10, 12)  # bytes of the header of Opus: how many samples are not heard
 _END_S = 1.0  # decoded to find the end
 
 
@@ -109,7 +111,8 @@ class PyavAudio:
     def _parts(self, start: int, count: int) -> list[Any]:
         """Return pieces (C, T) of the wanted part, in the file's own format of samples."""
         lossy = self._stream.codec_context.codec.lossy
-        for run_up_s in (RUN_UP_S, _PAGES_S) if lossy else (0.0, RUN_UP_S, _PAGES_S):
+        longer_s = _SPEECH_S if self._is_opus else _PAGES_S
+        for run_up_s in (RUN_UP_S, longer_s) if lossy else (0.0, RUN_UP_S, longer_s):
             seek_to = start - round(run_up_s * self.sample_rate)
             if seek_to > 0 and self._can_seek:
                 try:
@@ -125,7 +128,7 @@ class PyavAudio:
         parts: list[Any] = []
         for frame, _ in frames:
             if at is None:  # what comes before the stream's start is not heard
-                at = min(0, round(self._time(frame) or 0)) if not self._is_rough else 0
+                at = self._first_at(self._time(frame) or 0.0)
             if at + frame.samples > start:
                 piece = frame.to_ndarray()
                 piece = piece if frame.format.is_planar else piece.reshape(frame.samples, -1).T
@@ -137,6 +140,13 @@ class PyavAudio:
                 break
         return parts
 
+    def _first_at(self, time: float) -> int:
+        """Return the sample with which the first frame begins, by its time. Opus drops what is not heard the first time alone."""
+        if not self._is_rough:
+            return min(0, round(time))
+        head = self._stream.codec_context.extradata or b""
+        return -int.from_bytes(head[_PRE_SKIP], "little") if self._is_opus and time < -self._tick else 0
+
     def _run_from(self, seek_to: int, start: int, until: int) -> tuple[int | None, Iterator[tuple[Any, int]]]:
         """Seek to a sample or before it, and return the frames from there on, and the sample with which they begin, if that is known.
 
@@ -144,7 +154,13 @@ class PyavAudio:
         """
         stamp = (self._header.begin_s + Fraction(seek_to, self.sample_rate)) / self._stream.time_base
         clock = self._clock
-        frames = self._frames(packets_from(self._container, self._stream, int(stamp)), sought=True)
+        packets = packets_from(self._container, self._stream, int(stamp))
+        if self._is_opus and packets is not None and start - seek_to < round(_SPEECH_S * self.sample_rate):
+            head = list(islice(packets, 1))
+            if any(map(is_speech, head)):
+                return None, iter(())
+            packets = chain(head, packets)
+        frames = self._frames(packets, sought=True)
         if clock is None:
             first = next(frames, None)
             at = None if first is None else self._time(first[0])

@@ -67,8 +67,13 @@ SOUNDS = {
     "AAC in MPEG-TS": Sound("mpegts", "aac", "fltp", options=_AAC),
     "AAC in FLV": Sound("flv", "aac", "fltp", options=_AAC, torchcodec="ms"),
     "Opus in Ogg": Sound("ogg", "libopus", "flt", 48000),
-    "Opus in WebM": Sound("webm", "libopus", "flt", 48000, torchcodec="ms"),
+    "Opus in WebM": Sound("webm", "libopus", "flt", 48000),
     "Opus in MP4": Sound("mp4", "libopus", "flt", 48000),
+    **{
+        f"Opus of {rate} kbit/s in {name}": Sound(name.lower(), "libopus", "flt", 48000, channels, {"b": f"{rate}k"} | options)
+        for name, options in (("Ogg", {}), ("WebM", {"application": "voip"}), ("MP4", {}))
+        for rate, channels in ((6, 1), (12, 2), (16, 1), (24, 2))
+    },
     "Vorbis in Ogg": Sound("ogg", "vorbis", "fltp", options={"strict": "-2"}),
     "Vorbis in WebM": Sound("webm", "vorbis", "fltp", options={"strict": "-2"}, torchcodec="ms"),
     "WMA": Sound("asf", "wmav2", "fltp", options={"b": "128k"}, torchcodec="ms"),
@@ -100,7 +105,7 @@ def sound(name: str) -> bytes:
             context = stream.codec_context
             context.format = made.kind
             if "b" in settings:
-                context.bit_rate = 128000
+                context.bit_rate = 1000 * int(settings["b"].rstrip("k"))
             context.open()
         except (ValueError, av.FFmpegError) as error:
             pytest.skip(f"this PyAV does not write {name}: {error}")
