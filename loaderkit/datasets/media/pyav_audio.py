@@ -20,7 +20,9 @@ from loaderkit.datasets.media.waveform import Waveform, check_reaches, filled
 from loaderkit.files.storage import Storage
 
 RUN_UP_S = 0.5  # decoded and dropped before a part: lossy codecs need earlier packets for their first samples
-_SPEECH_S = 10.0  # the same for speech in Opus: its decoder forgets a tone in seconds, and what it said before a pause at once
+_SPEECH_S = (
+    10.0  # the same for speech in Opus: its decoder forgets a tone in seconds, and what it said before a pause at once
+)
 _PAGES_S = 4.0  # two pages of Ogg and more
 _FIRST_FRAMES = 8  # they tell the clock of a stream
 _FEW_FRAMES = 4  # they tell where a run begins
@@ -172,7 +174,9 @@ class PyavAudio:
         run: list[tuple[float | None, int]] = []
         timed = 0
         for frame, samples in frames:
-            time = self._time(frame) if samples else None  # what a decoder kept to the end has the time of another frame
+            time = (
+                self._time(frame) if samples else None
+            )  # what a decoder kept to the end has the time of another frame
             found.append((frame, samples))
             run.append((time, samples))
             if time is None:

@@ -6,10 +6,12 @@ from typing import Any
 
 from loaderkit.datasets.media.pyav_container import seek, seek_to_start
 
-
 _KEPT_BACK = 24
 _MODES = 3  # bits of the first byte of a packet of Opus that are not its mode
-_LOW, _MUSIC = 4, 16  # modes before the first have 8,000 Hz; those from the second on are coded without a model of speech
+_LOW, _MUSIC = (
+    4,
+    16,
+)  # modes before the first have 8,000 Hz; those from the second on are coded without a model of speech
 
 
 def packets_from_start(container: Any, stream: Any) -> Iterator[Any]:
