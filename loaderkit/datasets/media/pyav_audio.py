@@ -15,15 +15,19 @@ from loaderkit.datasets.media.clock import Clock, MostAgree, Rounded
 from loaderkit.datasets.media.content import TOLERANCE_S, Content
 from loaderkit.datasets.media.pyav_container import open_stream, pyav, start_of
 from loaderkit.datasets.media.pyav_length import Samples, is_rough, samples_of
-from loaderkit.datasets.media.pyav_packets import packets_from, packets_from_start
+from loaderkit.datasets.media.pyav_packets import is_speech, opus_kept_back, packets_from, packets_from_start
 from loaderkit.datasets.media.waveform import Waveform, check_reaches, filled
 from loaderkit.files.storage import Storage
 
 RUN_UP_S = 0.5  # decoded and dropped before a part: lossy codecs need earlier packets for their first samples
+_SPEECH_S = (
+    10.0  # the same for speech in Opus: its decoder forgets a tone in seconds, and what it said before a pause at once
+)
 _PAGES_S = 4.0  # two pages of Ogg and more
 _FIRST_FRAMES = 8  # they tell the clock of a stream
 _FEW_FRAMES = 4  # they tell where a run begins
 _IN_PAGES = {"ogg", "mpeg", "mpegts"}  # after a seek into a page or pack, its first frames have the times of others
+_PRE_SKIP = slice(10, 12)  # bytes of the header of Opus: how many samples are not heard
 _END_S = 1.0  # decoded to find the end
 
 
@@ -78,6 +82,7 @@ class PyavAudio:
         self._begin = header.sample_rate * header.begin_s.numerator / header.begin_s.denominator
         # Times of ADPCM in WAV are of its mean number of bytes in a second, so they drift after a seek.
         self._can_seek = not stream.codec_context.name.startswith("adpcm_")
+        self._is_opus = stream.codec_context.name == "opus"  # FFmpeg's own decoder
 
     def read(self, start: int, count: int) -> Waveform:
         parts = self._parts(start, count) or [np.zeros((self._header.channels, 0), dtype=np.float32)]
@@ -108,7 +113,8 @@ class PyavAudio:
     def _parts(self, start: int, count: int) -> list[Any]:
         """Return pieces (C, T) of the wanted part, in the file's own format of samples."""
         lossy = self._stream.codec_context.codec.lossy
-        for run_up_s in (RUN_UP_S, _PAGES_S) if lossy else (0.0, RUN_UP_S, _PAGES_S):
+        longer_s = _SPEECH_S if self._is_opus else _PAGES_S
+        for run_up_s in (RUN_UP_S, longer_s) if lossy else (0.0, RUN_UP_S, longer_s):
             seek_to = start - round(run_up_s * self.sample_rate)
             if seek_to > 0 and self._can_seek:
                 try:
@@ -119,12 +125,12 @@ class PyavAudio:
                     pass
         return self._cut(None, self._frames(packets_from_start(self._container, self._stream)), start, count)
 
-    def _cut(self, at: int | None, frames: Iterator[Any], start: int, count: int) -> list[Any]:
+    def _cut(self, at: int | None, frames: Iterator[tuple[Any, int]], start: int, count: int) -> list[Any]:
         """Return the wanted part of frames. `at` is the sample at which the first one begins; None means the first of the file."""
         parts: list[Any] = []
-        for frame in frames:
+        for frame, _ in frames:
             if at is None:  # what comes before the stream's start is not heard
-                at = min(0, round(self._time(frame) or 0)) if not self._is_rough else 0
+                at = self._first_at(self._time(frame) or 0.0)
             if at + frame.samples > start:
                 piece = frame.to_ndarray()
                 piece = piece if frame.format.is_planar else piece.reshape(frame.samples, -1).T
@@ -136,27 +142,42 @@ class PyavAudio:
                 break
         return parts
 
-    def _run_from(self, seek_to: int, start: int, until: int) -> tuple[int | None, Iterator[Any]]:
+    def _first_at(self, time: float) -> int:
+        """Return the sample with which the first frame begins, by its time. Opus drops what is not heard the first time alone."""
+        if not self._is_rough:
+            return min(0, round(time))
+        head = self._stream.codec_context.extradata or b""
+        return -int.from_bytes(head[_PRE_SKIP], "little") if self._is_opus and time < -self._tick else 0
+
+    def _run_from(self, seek_to: int, start: int, until: int) -> tuple[int | None, Iterator[tuple[Any, int]]]:
         """Seek to a sample or before it, and return the frames from there on, and the sample with which they begin, if that is known.
 
         If that is after `start`, the frames may be none.
         """
         stamp = (self._header.begin_s + Fraction(seek_to, self.sample_rate)) / self._stream.time_base
         clock = self._clock
-        frames = self._frames(packets_from(self._container, self._stream, int(stamp)), sought=True)
+        packets = packets_from(self._container, self._stream, int(stamp))
+        if self._is_opus and packets is not None and start - seek_to < round(_SPEECH_S * self.sample_rate):
+            head = list(islice(packets, 1))
+            if any(map(is_speech, head)):
+                return None, iter(())
+            packets = chain(head, packets)
+        frames = self._frames(packets, sought=True)
         if clock is None:
             first = next(frames, None)
-            at = None if first is None else self._time(first)
+            at = None if first is None else self._time(first[0])
             if first is None or at is None:
                 return None, frames
-            return self._header.samples.before.get(first.pts, round(at)), chain([first], frames)
+            return self._header.samples.before.get(first[0].pts, round(at)), chain([first], frames)
         until += ceil(2 * self._tick)
-        found: list[Any] = []
+        found: list[tuple[Any, int]] = []
         run: list[tuple[float | None, int]] = []
         timed = 0
-        for frame in frames:
-            time, samples = self._time(frame), frame.samples
-            found.append(frame)
+        for frame, samples in frames:
+            time = (
+                self._time(frame) if samples else None
+            )  # what a decoder kept to the end has the time of another frame
+            found.append((frame, samples))
             run.append((time, samples))
             if time is None:
                 continue
@@ -175,11 +196,16 @@ class PyavAudio:
         if not self._is_rough:
             return None
         first = islice(self._frames(packets_from_start(self._container, self._stream)), _FIRST_FRAMES)
-        return Rounded.of([(self._time(frame), frame.samples) for frame in first], self._tick)
+        return Rounded.of([(self._time(frame), samples) for frame, samples in first], self._tick)
 
-    def _frames(self, packets: Iterator[Any] | None, *, sought: bool = False) -> Iterator[Any]:
-        """Decode packets; `sought`: the first ones may be pieces, if a seek went into the middle of one."""
-        pieces = _FEW_FRAMES if sought else 0
+    def _frames(self, packets: Iterator[Any] | None, *, sought: bool = False) -> Iterator[tuple[Any, int]]:
+        """Decode packets to frames, each with the samples from its time to that of the next one.
+
+        Args:
+            packets: One after another.
+            sought: Whether the first ones may be pieces: a seek may go into the middle of one.
+        """
+        pieces, kept = _FEW_FRAMES if sought else 0, 0
         for packet in packets or ():
             try:
                 frames = packet.decode()
@@ -187,9 +213,10 @@ class PyavAudio:
                 if pieces <= 0:
                     raise
                 continue
+            before, kept = kept, opus_kept_back(packet) if self._is_opus else 0
             for frame in frames:
                 if frame.sample_rate == self.sample_rate:
-                    yield frame
+                    yield frame, frame.samples + kept - before
                 elif pieces <= 0:
                     raise ValueError(
                         f"its rate changes from {self.sample_rate} to {frame.sample_rate} samples a second"

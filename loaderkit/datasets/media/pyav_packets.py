@@ -6,6 +6,13 @@ from typing import Any
 
 from loaderkit.datasets.media.pyav_container import seek, seek_to_start
 
+_KEPT_BACK = 24
+_MODES = 3  # bits of the first byte of a packet of Opus that are not its mode
+_LOW, _MUSIC = (
+    4,
+    16,
+)  # modes before the first have 8,000 Hz; those from the second on are coded without a model of speech
+
 
 def packets_from_start(container: Any, stream: Any) -> Iterator[Any]:
     """Return all packets, as if nothing was read."""
@@ -33,6 +40,19 @@ def packets_walked(container: Any, stream: Any, stamp: int) -> Iterator[Any]:
             kept = []
         kept.append(packet)
     return iter(kept)
+
+
+def opus_kept_back(packet: Any) -> int:
+    """Return how many samples FFmpeg's decoder keeps back after a packet of Opus, which it gives with the next one.
+
+    It does so with speech of 8,000 Hz, as at 6,000 bits a second. The times of its frames do not tell it.
+    """
+    return _KEPT_BACK if packet.size and memoryview(packet)[0] >> _MODES < _LOW else 0
+
+
+def is_speech(packet: Any) -> bool:
+    """Return whether a packet of Opus is coded as speech, at least its lower band. One that is not makes the decoder forget speech."""
+    return bool(packet.size) and memoryview(packet)[0] >> _MODES < _MUSIC
 
 
 def _in_pages(packets: Iterator[Any]) -> Iterator[Any]:

@@ -30,6 +30,7 @@ class Sound:
     options: dict[str, str] = field(default_factory=dict)
     error: float = 1e-6
     torchcodec: str = "exact"
+    seconds: float = SECONDS
 
 
 _AAC = {"aac_pns": "0"}  # PNS is noise that the decoder makes
@@ -67,8 +68,21 @@ SOUNDS = {
     "AAC in MPEG-TS": Sound("mpegts", "aac", "fltp", options=_AAC),
     "AAC in FLV": Sound("flv", "aac", "fltp", options=_AAC, torchcodec="ms"),
     "Opus in Ogg": Sound("ogg", "libopus", "flt", 48000),
-    "Opus in WebM": Sound("webm", "libopus", "flt", 48000, torchcodec="ms"),
+    "Opus in WebM": Sound("webm", "libopus", "flt", 48000),
     "Opus in MP4": Sound("mp4", "libopus", "flt", 48000),
+    **{
+        f"Opus of {rate} kbit/s in {name}": Sound(
+            name.lower(), "libopus", "flt", 48000, channels, {"b": f"{rate}k"} | options
+        )
+        for name, options in (("Ogg", {}), ("WebM", {"application": "voip"}), ("MP4", {}))
+        for rate, channels in ((6, 1), (12, 2), (16, 1), (24, 2))
+    },
+    **{  # longer than what is decoded before a clip, and never silent: the decoder keeps some of what it said long before
+        f"16 s of Opus of 6 kbit/s in {name}": Sound(
+            name.lower(), "libopus", "flt", 48000, 1, {"b": "6k"}, error=3e-5, seconds=16.0
+        )
+        for name in ("Ogg", "WebM", "MP4")
+    },
     "Vorbis in Ogg": Sound("ogg", "vorbis", "fltp", options={"strict": "-2"}),
     "Vorbis in WebM": Sound("webm", "vorbis", "fltp", options={"strict": "-2"}, torchcodec="ms"),
     "WMA": Sound("asf", "wmav2", "fltp", options={"b": "128k"}, torchcodec="ms"),
@@ -84,7 +98,7 @@ def sound(name: str) -> bytes:
     """A file with sweeps, so that each place sounds differently."""
     av, made, file = pytest.importorskip("av"), SOUNDS[name], io.BytesIO()
     layout = {1: "mono", 2: "stereo"}[made.channels]
-    time = np.arange(round(SECONDS * made.rate)) / made.rate
+    time = np.arange(round(made.seconds * made.rate)) / made.rate
     high = made.rate / 16
     waves = [
         np.sin(2 * np.pi * (200 * time + high / 12 * time**2)),
@@ -100,7 +114,7 @@ def sound(name: str) -> bytes:
             context = stream.codec_context
             context.format = made.kind
             if "b" in settings:
-                context.bit_rate = 128000
+                context.bit_rate = 1000 * int(settings["b"].rstrip("k"))
             context.open()
         except (ValueError, av.FFmpegError) as error:
             pytest.skip(f"this PyAV does not write {name}: {error}")
