@@ -21,6 +21,7 @@ _JPEG = b"\xff\xd8\xff"
 _SCALES = (8, 4, 2)  # libjpeg-turbo has fast code for these
 _SMOOTH = ("bilinear", "bicubic", 2, 3)  # values of InterpolationMode, and Pillow's
 _TURNED = (5, 6, 7, 8)  # orientations of a picture that lies on its side
+_FROM_BELOW, _FROM_RIGHT = (3, 4, 7, 8), (2, 3, 6, 7)  # orientations in which an axis begins where the file's ends
 _ASKED_OFTEN = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__}  # known from the header
 
 
@@ -186,10 +187,18 @@ class LazyImage(tv_tensors.Image):  # type: ignore[misc]  # torchvision has no t
     def _cut(self, scale: int) -> Tensor:
         """Return the box at 1/scale. Its edges are rounded to whole pixels."""
         whole, box, encoded = self._encoded.pixels(scale), self._box, self._encoded
-        down, across = whole.shape[1] / encoded.height, whole.shape[2] / encoded.width
-        top, left = round(box.top * down), round(box.left * across)
-        bottom, right = round((box.top + box.height) * down), round((box.left + box.width) * across)
-        return whole[:, top : max(bottom, top + 1), left : max(right, left + 1)]
+        if whole.shape[1:] == (encoded.height, encoded.width):
+            scale = 1
+
+        def side(begin: int, size: int, of: int, scaled: int, turned: bool) -> slice:
+            # The file's first pixels make the first scaled one, and fewer of them the last one.
+            shift = scaled - of / scale if turned else 0
+            start = round(begin / scale + shift)
+            return slice(start, max(round((begin + size) / scale + shift), start + 1))
+
+        down = side(box.top, box.height, encoded.height, whole.shape[1], encoded.orientation in _FROM_BELOW)
+        across = side(box.left, box.width, encoded.width, whole.shape[2], encoded.orientation in _FROM_RIGHT)
+        return whole[:, down, across]
 
     def _resized(self, height: int, width: int, interpolation: Any) -> Tensor:
         box = self._box
