@@ -10,6 +10,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from torch import Tensor
+from torch.storage import UntypedStorage
 
 from loaderkit.system.main_program import WAYS_OUT, check_main_guard, main_file, why_it_ended
 from loaderkit.system.object_graph import parts_of
@@ -77,7 +78,7 @@ def explained(start: Start, work: Any, **more: Any) -> Iterator[None]:
 def _check_notebook(start: Start, work: Any) -> None:
     if start.method == "fork" or main_file() is not None:
         return
-    finder = _MainFinder(_Nowhere(), pickle.HIGHEST_PROTOCOL)
+    finder = _MainFinder()
     with contextlib.suppress(Exception):  # what does not pickle has its own error
         finder.dump(work)
     if finder.names:
@@ -109,25 +110,36 @@ class _Nowhere(io.RawIOBase):
         return memoryview(content).nbytes  # a large array comes as a PickleBuffer, which has no len()
 
 
-class _MainFinder(ForkingPickler):
+class _Trial(ForkingPickler):
+    """Pickles for another process, but leaves tensors where they are: torch moves their memory into shared memory."""
+
+    def __init__(self) -> None:
+        super().__init__(_Nowhere(), pickle.HIGHEST_PROTOCOL)
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and (
+            value.is_leaf or not value.requires_grad
+        ):  # torch refuses others, and says why
+            return same, ((type(value), vars(value)),)
+        return (same, (None,)) if isinstance(value, UntypedStorage) else NotImplemented
+
+
+class _MainFinder(_Trial):
     """Collects the names of pickled classes and functions that the main program defines."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self) -> None:
+        super().__init__()
         self.names: set[str] = set()
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__":
             self.names.add(value.__qualname__)
-        if isinstance(value, Tensor):  # else torch would move its memory
-            self.reducer_override(type(value))
-            return same, (dict(vars(value)),)
-        return NotImplemented
+        return super().reducer_override(value)
 
 
 def _error(value: Any) -> str | None:
     try:
-        ForkingPickler(_Nowhere(), pickle.HIGHEST_PROTOCOL).dump(value)
+        _Trial().dump(value)
     except Exception as error:  # whatever a __reduce__ raises
         return f"{type(error).__name__}: {error}"
     return None

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -53,6 +54,25 @@ def test_looking_for_what_a_notebook_defines_leaves_tensors_where_they_are(monke
         pickling.explained(choose_start("spawn"), data),
     ):
         pass
+
+
+def parameter(size: int) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.ones(size))
+
+
+def storage(size: int) -> Any:
+    return torch.ones(size).untyped_storage()
+
+
+@pytest.mark.parametrize("make", [torch.ones, parameter, storage])
+def test_looking_for_what_does_not_pickle_leaves_tensors_where_they_are(make: Any) -> None:
+    data = {"memory": make(3), "hook": lambda: None}
+    assert list(pickling.find_unpicklable(data)) == ["dataset['hook']"]
+    assert not data["memory"].is_shared()
+
+
+def test_a_tensor_that_torch_does_not_pickle_is_found() -> None:
+    assert list(pickling.find_unpicklable({"x": torch.ones(3, requires_grad=True) * 2})) == ["dataset['x']"]
 
 
 def test_objects_show_as_tables() -> None:
