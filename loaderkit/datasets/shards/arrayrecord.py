@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-from collections.abc import Callable
 from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
@@ -12,8 +11,7 @@ from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.mapped import open_to_map
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.files.signatures import HEAD, format_of_head
-from loaderkit.files.storage import Storage
-from loaderkit.files.urls import Urls, is_remote
+from loaderkit.files.urls import is_remote
 from loaderkit.system.arrays import Int64Array
 
 _ERRORS = (RuntimeError, ValueError, OSError, IndexError)
@@ -50,17 +48,6 @@ class ArrayRecordDataset(ShardedDataset):
     suffixes: ClassVar[tuple[str, ...]] = (".array_record", ".arrayrecord", ".arecord")
     maps: ClassVar[bool] = True  # the library reads local files alone
     survives_fork: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        urls: Urls,
-        *,
-        transform: Callable[[Any], Any] | None = None,
-        index_dir: str | os.PathLike[str] | None = None,
-        max_open: int = 256,
-        storage: Storage | None = None,
-    ) -> None:
-        super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage)
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
         if is_remote(shard):

@@ -10,8 +10,8 @@ import numpy as np
 
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.shards.index import ShardIndex
-from loaderkit.datasets.shards.lines import LineFile, are_spans, scan_lines, skip_bom
-from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.datasets.shards.lines import LineFile, scan_lines, skip_bom
+from loaderkit.datasets.shards.spanned import SpannedDataset
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls
 from loaderkit.seeding.draws import Draws, draws
@@ -21,7 +21,7 @@ _BLOCK = 1 << 24
 _PARSERS = (int, float, complex, bool, str)  # these draw no random numbers
 
 
-class CsvDataset(ShardedDataset):
+class CsvDataset(SpannedDataset):
     r"""The records of CSV files (RFC 4180) as dicts of strings.
 
     Files are in UTF-8.
@@ -98,14 +98,6 @@ class CsvDataset(ShardedDataset):
             self._names(shard, self.open_file)
             spans = spans[1:]
         return len(spans), spans
-
-    @staticmethod
-    def has_offsets(index: ShardIndex) -> bool:
-        return are_spans(index)
-
-    @staticmethod
-    def start_and_key(index: ShardIndex, row: int) -> tuple[int | None, str | None]:
-        return None if index.offsets is None else int(index.offsets[row, 0]), None
 
     def open(self, shard: str, index: ShardIndex) -> "_Records":
         names = self._names(shard, self.open_file)

@@ -5,12 +5,12 @@ from typing import Any, ClassVar
 
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.shards.index import ShardIndex
-from loaderkit.datasets.shards.lines import LineFile, are_spans, scan_lines
-from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.datasets.shards.lines import LineFile, scan_lines
+from loaderkit.datasets.shards.spanned import SpannedDataset
 from loaderkit.system.arrays import Int64Array
 
 
-class JsonlDataset(ShardedDataset):
+class JsonlDataset(SpannedDataset):
     r"""Files with one JSON value on each line, in UTF-8 (jsonlines.org).
 
     Blank lines are skipped, and the last line needs no line feed. A line that is not
@@ -44,17 +44,6 @@ class JsonlDataset(ShardedDataset):
         with self.open_file(shard) as file:
             spans = scan_lines(shard, file)
         return len(spans), spans
-
-    @staticmethod
-    def has_offsets(index: ShardIndex) -> bool:
-        return are_spans(index)
-
-    @staticmethod
-    def start_and_key(index: ShardIndex, row: int) -> tuple[int | None, str | None]:
-        return None if index.offsets is None else int(index.offsets[row, 0]), None
-
-    def open(self, shard: str, index: ShardIndex) -> LineFile:
-        return LineFile(shard, self.open_soon(shard))
 
     def read(self, handle: LineFile, rows: Int64Array, index: ShardIndex) -> list[Any]:
         starts, ends = index.spans(handle.shard)[rows].T.tolist()

@@ -7,7 +7,6 @@ from typing import BinaryIO
 import numpy as np
 
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.files.arriving import ArrivingFile
 from loaderkit.files.ranges import RangeFile
 from loaderkit.system.arrays import Int64Array
@@ -141,15 +140,6 @@ def scan_lines(shard: str, file: BinaryIO, *, blank: bytes = b" \t\r\n", block: 
         ends[-1] -= lines[-1].endswith(b"\n")
         spans.append(np.stack([starts, ends], axis=1)[is_kept])
     return np.concatenate(spans)
-
-
-def are_spans(index: ShardIndex) -> bool:
-    """Return whether an index has the start and end of each sample, within the shard."""
-    spans = index.offsets
-    if spans is None or spans.shape != (index.count, 2):
-        return False
-    starts, ends = spans.T
-    return not index.count or bool(starts.min() >= 0 and (starts <= ends).all() and ends.max() <= index.size_bytes)
 
 
 def skip_bom(shard: str, file: BinaryIO) -> int:

@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal
 
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.shards.index import ShardIndex
-from loaderkit.datasets.shards.lines import LineFile, are_spans
-from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.datasets.shards.lines import LineFile
+from loaderkit.datasets.shards.spanned import SpannedDataset
 from loaderkit.datasets.tfrecord.example import Features, check_features, parse_example, parse_sequence_example
 from loaderkit.datasets.tfrecord.records import FOOT, find_checksum, scan_records
 from loaderkit.files.storage import Storage
@@ -17,7 +17,7 @@ from loaderkit.system.arrays import Int64Array
 _PARSERS = {"example": parse_example, "sequence": parse_sequence_example}
 
 
-class TFRecordDataset(ShardedDataset):
+class TFRecordDataset(SpannedDataset):
     """The records of TFRecord files, read without TensorFlow or protobuf.
 
     A `tf.train.Example` is a dict of its features. Numbers are an array (n,) of int64 or float32, also a single one. Bytes are `bytes` if
@@ -78,17 +78,6 @@ class TFRecordDataset(ShardedDataset):
         with self.open_file(shard) as file:
             spans = scan_records(file, self.stat(shard).size_bytes, shard)
         return len(spans), spans
-
-    @staticmethod
-    def has_offsets(index: ShardIndex) -> bool:
-        return are_spans(index)
-
-    @staticmethod
-    def start_and_key(index: ShardIndex, row: int) -> tuple[int | None, str | None]:
-        return None if index.offsets is None else int(index.offsets[row, 0]), None
-
-    def open(self, shard: str, index: ShardIndex) -> LineFile:
-        return LineFile(shard, self.open_soon(shard))
 
     def read(self, handle: LineFile, rows: Int64Array, index: ShardIndex) -> list[Any]:
         starts, ends = index.spans(handle.shard)[rows].T.tolist()
