@@ -10,23 +10,32 @@ from typing import Any
 
 import torch
 
-torch.get_default_device()  # so that torch imports now what this needs: at the first batch no file may be free to open
+
+def _is_host() -> bool:
+    """Return whether tensors are made on the host if no device is named."""
+    try:
+        return torch.get_default_device().type == "cpu"
+    except AttributeError:  # torch 2.8, after `torch.set_default_device(None)`
+        return True
+
+
+_is_host()  # so that torch imports now what this needs: at the first batch no file may be free to open
 
 
 def use_host() -> None:
     """Make tensors on the host in this process from now on, unless a device is named."""
-    if torch.get_default_device().type != "cpu":
+    if not _is_host():
         torch.set_default_device("cpu")
 
 
 def host() -> AbstractContextManager[Any]:
     """Make tensors on the host inside, unless a device is named."""
-    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+    return nullcontext() if _is_host() else torch.device("cpu")
 
 
 def on_host(items: Iterator[Any]) -> Iterator[Any]:
     """Return items that are made on the host, unless a device is named."""
-    return items if torch.get_default_device().type == "cpu" else _OnHost(items)
+    return items if _is_host() else _OnHost(items)
 
 
 class _OnHost:
