@@ -77,15 +77,6 @@ def test_samples_are_those_of_the_format_s_own_reader(name: str, cached: bool, t
         assert read(data.__getitems__(order)) == [wanted(name)[index] for index in order]
 
 
-@pytest.mark.parametrize("name", ["dicts", *PACKED])
-def test_reading_changes_nothing_in_the_folder(name: str, tmp_path: Path) -> None:
-    folder = shutil.copytree(MADE / name, tmp_path / "it")
-    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.iterdir()}
-    data = lk.LitDataset(folder, storage=lk.Storage(cache_dir=tmp_path / "cache"))
-    assert len(list(data)) == len(wanted(name))
-    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.iterdir()} == before
-
-
 def test_tensors_and_arrays_are_writable_copies() -> None:
     data = lk.LitDataset(MADE / "leaves")
     for value in data[2].values():

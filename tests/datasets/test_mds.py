@@ -64,14 +64,6 @@ def test_samples_are_those_of_the_format_s_own_reader(name: str, cached: bool, t
         data.close()
 
 
-@pytest.mark.parametrize("name", ["plain", "gz"])
-def test_reading_changes_nothing_in_the_folder(name: str, tmp_path: Path) -> None:
-    folder = shutil.copytree(MADE / name, tmp_path / "it")
-    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.iterdir()}
-    assert len(list(lk.MDSDataset(folder, storage=in_cache(tmp_path)))) == len(wanted(name))
-    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.iterdir()} == before
-
-
 def test_arrays_are_writable_copies() -> None:
     first = lk.MDSDataset(MADE / "every")[1]
     arrays = [value for value in first.values() if isinstance(value, np.ndarray)]

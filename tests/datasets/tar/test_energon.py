@@ -99,16 +99,6 @@ def test_an_index_with_other_samples_is_found_when_they_are_read(numbers: tuple[
         list(data)
 
 
-def test_a_read_changes_nothing(folder: Path) -> None:
-    before = {
-        path: (path.read_bytes() if path.is_file() else b"", path.stat().st_mtime_ns) for path in folder.rglob("*")
-    }
-    list(lk.TarDataset(folder, split="train"))
-    assert before == {
-        path: (path.read_bytes() if path.is_file() else b"", path.stat().st_mtime_ns) for path in folder.rglob("*")
-    }
-
-
 def dataset_dict(folder: Path) -> None:
     import pyarrow as pa
 

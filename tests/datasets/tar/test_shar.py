@@ -94,12 +94,6 @@ def test_plain_lines_are_those_of_packed_ones(folder: Path) -> None:
     check_reads(lk.SharDataset(folder), wanted)
 
 
-def test_nothing_is_written_into_the_folder(folder: Path) -> None:
-    before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in [folder, *folder.rglob("*")]}
-    list(lk.SharDataset(folder))
-    assert before == {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in [folder, *folder.rglob("*")]}
-
-
 @pytest.mark.filterwarnings("ignore")  # files that it leaves open
 def test_cuts_are_those_of_lhotse() -> None:
     lhotse = pytest.importorskip("lhotse")
