@@ -98,7 +98,7 @@ from .loader.config import LoaderConfig as LoaderConfig
 from .loader.device_loader import DeviceLoader as DeviceLoader
 from .loader.downloads import Downloads as Downloads
 from .loader.loader import Loader as Loader
-from .loader.stages import Stage as Stage
+from .loader.stage import Stage as Stage
 from .loader.stages import Stages as Stages
 from .loader.step_log import StepLog as StepLog
 from .loader.streams.state import merge_states as merge_states

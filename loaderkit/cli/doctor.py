@@ -21,8 +21,7 @@ from loaderkit.cli.report import say
 from loaderkit.cli.store import StoreSpeed, measure_store
 from loaderkit.datasets.shards.sharded import shards_within
 from loaderkit.engine.description import batches_ahead
-from loaderkit.files.ranges import BLOCK
-from loaderkit.files.storage import REQUESTS
+from loaderkit.files.requests import BLOCK, REQUESTS
 from loaderkit.sampling.shard_order import ShardOrder, shuffled_order
 from loaderkit.seeding.private import private_generators
 from loaderkit.system.cpus import Cpus, ranks_on_host

@@ -110,7 +110,7 @@ def _of_checkpoint(arguments: argparse.Namespace, path: Path, source: Any) -> No
         then = loader_then(loader, settings, rank)
         ahead = step - saved.cursor.batches
         base = saved.cursor if ahead >= 0 else Cursor(epoch=saved.cursor.epoch)
-        key = then.position.indexed("replay()").key(base, step - base.batches)
+        key = then.position.indexed("replay()").plan.key(base, step - base.batches)
         cursor = then.position.cursor_at((base, step - base.batches))
         found.append(StepBatch(rank, cursor, key.positions, key.indices))
     if step < saved.cursor.batches:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from loaderkit.datasets.shards.sharded import ShardedDataset
-from loaderkit.files.ranges import BLOCK
-from loaderkit.files.storage import REQUESTS
+from loaderkit.files.requests import BLOCK, REQUESTS
 
 _REQUESTS = 5  # whose median is the latency
 _CLEAR = 1.5  # times the latency

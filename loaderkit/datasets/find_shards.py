@@ -71,23 +71,31 @@ def find_shards(
         elif list(found) != [url]:  # a single file is what was asked for
             _refuse_misread(url, marks, found, suffixes, storage)
         if not found:
-            if not remote and (what := describe(url)) is not None:
-                raise ShardError(f"{what} Wanted files that end in {', '.join(suffixes)}.")
-            gone = "" if remote or glob.has_magic(url) or Path(url).exists() else " (no such file or folder)"
-            braces = f" It is one of the names that {pattern!r} stands for." if pattern else ""
-            raise FileNotFoundError(
-                f"no shards at {url!r}{gone}, wanted files that end in {', '.join(suffixes)}.{braces}"
-            )
+            raise _nothing_at(url, pattern, suffixes)
         shards += sorted(found.items(), key=lambda item: item[0])
     _refuse_foreign((shard for shard, _ in shards if not is_remote(shard)), tuple(suffixes))
-    names = Counter(shard if is_remote(shard) else str(Path(shard).resolve()) for shard, _ in shards)
+    _refuse_twice(shard for shard, _ in shards)
+    return dict(shards)
+
+
+def _nothing_at(url: str, pattern: str, suffixes: Sequence[str]) -> Exception:
+    """Return the error of a URL that matches nothing; `pattern` is the one with braces that it comes from."""
+    remote, endings = is_remote(url), ", ".join(suffixes)
+    if not remote and (what := describe(url)) is not None:
+        return ShardError(f"{what} Wanted files that end in {endings}.")
+    gone = "" if remote or glob.has_magic(url) or Path(url).exists() else " (no such file or folder)"
+    braces = f" It is one of the names that {pattern!r} stands for." if pattern else ""
+    return FileNotFoundError(f"no shards at {url!r}{gone}, wanted files that end in {endings}.{braces}")
+
+
+def _refuse_twice(shards: Iterable[str]) -> None:
+    names = Counter(shard if is_remote(shard) else str(Path(shard).resolve()) for shard in shards)
     twice = [name for name, count in names.items() if count > 1]
     if twice:
         raise ValueError(
             f"{len(twice)} of {len(names)} shards are listed more than once, the first is {twice[0]}; wanted each once. "
             "To read data several times use lk.Mixture or ConcatDataset."
         )
-    return dict(shards)
 
 
 def _names_of(given: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[str, str]]:

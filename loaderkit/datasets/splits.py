@@ -201,16 +201,12 @@ def split(
         strata = np.unique(_column(stratify_by, dataset, size, "stratify_by"), return_inverse=True)[1]
         places = _spread_in_strata(places, members, strata)
     side_of = number[np.searchsorted(edges, places, side="right")][members]
-    if keep is not None:
-        before, made_with = _read_manifest(keep)
-        if (made_with.get("fold"), made_with.get("folds")) != (fold, folds):
-            raise ValueError(
-                f"split: the manifest is of fold {made_with.get('fold')} of {made_with.get('folds')}, this is {fold} of {folds}. "
-                "Use one manifest per fold."
-            )
-        side_of = _kept(side_of, found, members, sides, before)
     shares = {side: float(share) for side, share in (fractions or {}).items()}
     settings = {"seed": seed, "fractions": shares, "fold": fold, "folds": folds}
+    if keep is not None:
+        before, made_with = _read_manifest(keep)
+        _check_same_fold(made_with, settings)
+        side_of = _kept(side_of, found, members, sides, before)
     return Split(sides, side_of, found, groups, settings, dataset)
 
 
@@ -318,6 +314,15 @@ def _check_common(before: Mapping[Any, str], keys: Keys) -> None:
         raise ValueError(
             f"split: the manifest has none of these keys: its first is {next(iter(before))!r}, here it is {keys[0].item()!r}. "
             "Use the keys that it was made with (keys=)."
+        )
+
+
+def _check_same_fold(saved: Mapping[str, object], settings: Mapping[str, object]) -> None:
+    """Refuse a manifest of another fold."""
+    if any(saved.get(name) != settings[name] for name in ("fold", "folds")):
+        raise ValueError(
+            f"split: the manifest is of fold {saved.get('fold')} of {saved.get('folds')}, this is {settings['fold']} of "
+            f"{settings['folds']}. Use one manifest per fold."
         )
 
 

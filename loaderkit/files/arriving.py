@@ -2,10 +2,13 @@
 
 import os
 import threading
-from collections.abc import Callable, Sequence
-from typing import BinaryIO
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, BinaryIO
 
-from loaderkit.files.ranges import RangeFile, ReadSpans
+from loaderkit.files.ranges import RangeFile
+
+if TYPE_CHECKING:
+    from loaderkit.files.copies import Copy
 
 _AT_ONCE = 2  # downloads of a process; each has several connections
 
@@ -25,10 +28,10 @@ if hasattr(os, "register_at_fork"):
 
 
 class Arrival:
-    """The download of a URL in a thread of its own, which ends with the process. It begins with `begin`."""
+    """The download of a copy in a thread of its own, which ends with the process. It begins with `begin`."""
 
-    def __init__(self, url: str, open_copy: Callable[[], BinaryIO | None]) -> None:
-        self.url, self._open_copy, self._turns = url, open_copy, _Turns.semaphore
+    def __init__(self, copy: "Copy") -> None:
+        self.url, self._copy, self._turns = copy.url, copy, _Turns.semaphore
         self._file: BinaryIO | None = None
         self._is_wanted = True
         self._error: BaseException | None = None
@@ -43,7 +46,9 @@ class Arrival:
     def _run(self) -> None:
         with self._turns:
             try:
-                file = self._open_copy() if self._is_wanted else None
+                file = self._copy.open() if self._is_wanted else None
+                if file is None and self._is_wanted:
+                    self._copy.refuse_change()  # ranges are read: of what was found?
                 self._file = file
                 if not self._is_wanted:
                     self.close()
@@ -88,28 +93,16 @@ class ArrivingFile(RangeFile):
     is no room for a copy, all spans are. Then the file looks for room again, until it has requested a sixteenth of its bytes.
 
     Args:
-        url: URL of the file.
-        size_bytes: Its size.
-        read_spans: Requests spans.
-        arrival: Its download.
-        find: Opens a copy that another process has downloaded.
+        copy: Its local copy, which another process may download.
+        arrival: The download of this process.
         waits: Whether the first spans wait for the download, too.
     """
 
-    def __init__(
-        self,
-        url: str,
-        size_bytes: int,
-        read_spans: ReadSpans,
-        arrival: Arrival,
-        find: Callable[[], BinaryIO | None],
-        *,
-        waits: bool,
-    ) -> None:
-        super().__init__(url, size_bytes, read_spans)
-        self._arrival, self._find, self._waits = arrival, find, waits
+    def __init__(self, copy: "Copy", arrival: Arrival, *, waits: bool) -> None:
+        super().__init__(copy.url, copy.found.size_bytes, copy.requests)
+        self._copy, self._arrival, self._waits = copy, arrival, waits
         self._had_room = True
-        self._left = size_bytes // 16  # bytes to request until a copy is no longer worth it
+        self._left = copy.found.size_bytes // 16  # bytes to request until a copy is no longer worth it
 
     def close(self) -> None:
         super().close()
@@ -127,7 +120,7 @@ class ArrivingFile(RangeFile):
     def copy(self) -> BinaryIO | None:
         """Return the local copy, after waiting for it; None if the next spans are to be requested by ranges."""
         if not self._waits and (self._had_room or self._left <= 0 or not self._arrival.is_over):
-            return None if self._had_room else self._find()
+            return None if self._had_room else self._copy.find()
         copy = self._arrival.wait()
         self._had_room = self._waits = copy is not None
         return copy

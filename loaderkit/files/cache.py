@@ -11,7 +11,7 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -44,25 +44,6 @@ class Cache:
     size_bytes: int
     data_bytes: int = 0
 
-    def open(self, key: str, size_bytes: int, download: Callable[[BinaryIO], None]) -> BinaryIO:
-        """Open a shard; one process downloads it if it is missing, and the others wait.
-
-        If all other shards are in use, some are evicted nevertheless: their space is free when they are closed.
-
-        Args:
-            key: 32 hexadecimal digits, which name the shard and its content. Shards of the same data begin with the same 8.
-            size_bytes: Size of the shard.
-            download: Writes the shard to a file.
-        """
-        return self._open(key, size_bytes, download, at_any_cost=True)
-
-    def open_if_room(self, key: str, size_bytes: int, download: Callable[[BinaryIO], None]) -> BinaryIO | None:
-        """Open a shard as `open` does, but return None if there is no room next to the shards in use."""
-        try:
-            return self._open(key, size_bytes, download, at_any_cost=False)
-        except _NoRoomError:
-            return None
-
     def find(self, key: str, size_bytes: int) -> BinaryIO | None:
         """Open a shard if it is there."""
         path = self.folder / (key + WHOLE)
@@ -86,34 +67,37 @@ class Cache:
         """Return whether a shard is there, without opening it."""
         return (self.folder / (key + WHOLE)).exists()
 
-    def _open(self, key: str, size_bytes: int, download: Callable[[BinaryIO], None], *, at_any_cost: bool) -> BinaryIO:
-        part = self.folder / (key + PART)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            found = self.find(key, size_bytes)
-            if found is not None:
-                return found
-            descriptor = _lock(part)
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise
-            raise type(error)(
-                error.errno,
-                f"cannot write to the cache {self.folder} ({os.strerror(error.errno or 0)}). Give a folder that you can write "
-                "to, lk.Storage(cache_dir=...), or read without a cache: cache_dir=None.",
-            ) from error
+    @contextlib.contextmanager
+    def reserve(self, key: str, size_bytes: int, *, at_any_cost: bool = False) -> Iterator["Part | BinaryIO | None"]:
+        """Reserve room for a shard, or open it if it is there. One process downloads it, and the others wait.
+
+        Args:
+            key: 32 hexadecimal digits, which name the shard and its content. Shards of the same data begin with the same 8.
+            size_bytes: Size of the shard.
+            at_any_cost: If all other shards are in use, evict some nevertheless: their space is free when they are closed. Otherwise
+                there is None.
+        """
+        path = self.folder / (key + PART)
+        found, descriptor = self._find_or_lock(key, size_bytes)
+        if found is not None:
+            yield found
+            return
         try:
             found = self.find(key, size_bytes)  # another process may have downloaded it
             if found is not None:
-                part.unlink()
-                return found
+                path.unlink()
+                yield found
+                return
             os.ftruncate(descriptor, 0)  # left by a killed process
-            while not self._reserve(part, descriptor, size_bytes, at_any_cost=at_any_cost):
+            while not self._make_room(path, descriptor, size_bytes, at_any_cost=at_any_cost):
                 time.sleep(_POLL_S)
-            return self._download(part, descriptor, size_bytes, download)
+            with os.fdopen(descriptor, "wb", closefd=False) as file:
+                yield Part(self, path, size_bytes, file)
+        except _NoRoomError:
+            path.unlink(missing_ok=True)
+            yield None
         except BaseException as error:
-            with contextlib.suppress(FileNotFoundError):
-                part.unlink()
+            path.unlink(missing_ok=True)
             if isinstance(error, OSError) and error.errno in _FULL:
                 raise OSError(
                     error.errno,
@@ -124,28 +108,28 @@ class Cache:
         finally:
             _unlock_part(descriptor)
 
-    def _download(self, part: Path, descriptor: int, size_bytes: int, download: Callable[[BinaryIO], None]) -> BinaryIO:
-        with os.fdopen(descriptor, "wb", closefd=False) as file:
-            download(file)
-            file.flush()
-            found = file.tell()
-            if found != size_bytes:
-                raise OSError(f"{part}: the download has {found:,} bytes, wanted {size_bytes:,}.")
-            os.fsync(file.fileno())
-        opened = part.open("rb")
-        with self._locked():  # nobody evicts it in between
-            part.replace(part.with_suffix(WHOLE))
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-            fcntl.flock(opened, fcntl.LOCK_SH)
-        return opened
+    def _find_or_lock(self, key: str, size_bytes: int) -> tuple[BinaryIO | None, int]:
+        """Return the open shard if it is there, else the descriptor of its locked part."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            found = self.find(key, size_bytes)
+            return found, -1 if found is not None else _lock(self.folder / (key + PART))
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
+            raise type(error)(
+                error.errno,
+                f"cannot write to the cache {self.folder} ({os.strerror(error.errno or 0)}). Give a folder that you can write "
+                "to, lk.Storage(cache_dir=...), or read without a cache: cache_dir=None.",
+            ) from error
 
-    def _reserve(self, part: Path, descriptor: int, size_bytes: int, *, at_any_cost: bool) -> bool:
-        """Reserve space for a part by evicting shards; return False while other downloads fill the cache.
+    def _make_room(self, part: Path, descriptor: int, size_bytes: int, *, at_any_cost: bool) -> bool:
+        """Take space for a part by evicting shards; return False while other downloads fill the cache.
 
         Raises:
             _NoRoomError: If there is no room next to what is in use, unless it is wanted at any cost.
         """
-        with self._locked():
+        with self.locked():
             shards, downloading = self._found(part)
             used = downloading + sum(size for _, size in shards)
             while used + size_bytes > self.size_bytes and (freed := _evict(shards)):
@@ -195,13 +179,49 @@ class Cache:
                     yield entry
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
+        """Let nobody else evict or rename shards meanwhile."""
         descriptor = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
             _unlock(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Room for a shard that nobody else downloads.
+
+    Args:
+        cache: The cache.
+        path: Where the part is.
+        size_bytes: Size of the shard.
+        file: Takes the content.
+    """
+
+    cache: Cache
+    path: Path
+    size_bytes: int
+    file: BinaryIO
+
+    def open(self) -> BinaryIO:
+        """Open the shard that has been written, and show it to other processes.
+
+        Raises:
+            OSError: If the part has another size, or cannot be written.
+        """
+        self.file.flush()
+        size = self.file.tell()
+        if size != self.size_bytes:
+            raise OSError(f"{self.path}: the download has {size:,} bytes, wanted {self.size_bytes:,}.")
+        os.fsync(self.file.fileno())
+        opened = self.path.open("rb")
+        with self.cache.locked():  # nobody evicts it in between
+            self.path.replace(self.path.with_suffix(WHOLE))
+            fcntl.flock(self.file, fcntl.LOCK_UN)
+            fcntl.flock(opened, fcntl.LOCK_SH)
+        return opened
 
 
 _parts: set[int] = set()  # descriptors of the parts that this process downloads

@@ -1,10 +1,10 @@
-"""What file systems say of files: their versions, and which files a listing has."""
+"""What stores say of files: their versions, and which files a URL names."""
 
 import email.utils
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from loaderkit.files.signatures import find_marks
 
@@ -36,11 +36,28 @@ class Stat(NamedTuple):
         return self[:2] == other[:2]
 
 
-def stat_of(info: Mapping[str, Any]) -> Stat:
+class Entry(NamedTuple):
+    """A file in a listing.
+
+    Args:
+        path: Path in the folder that was listed.
+        stat: Its version; None if the listing has none.
+    """
+
+    path: str
+    stat: Stat | None
+
+
+def stat_of(info: Mapping[str, object]) -> Stat:
     """Return the version in what a file system says of a file."""
     changed = next((info[key] for key in _CHANGED if info.get(key)), 0)
     etag = next((info[key] for key in _ETAGS if info.get(key)), "")
-    return Stat(int(info["size"]), _nanoseconds(changed), str(etag).removeprefix("W/").strip('"'))
+    size = info["size"]
+    return Stat(
+        int(size if isinstance(size, int | float) else str(size)),
+        _nanoseconds(changed),
+        str(etag).removeprefix("W/").strip('"'),
+    )
 
 
 def refuse_change(url: str, now: Stat, wanted: Stat | None) -> None:
@@ -55,38 +72,62 @@ def _described(found: Stat) -> str:
     return f"{found.size_bytes:,} bytes, ETag {found.etag or 'unknown'}, time {found.changed_ns / 1e9:.0f}"
 
 
-def _nanoseconds(changed: Any) -> int:
-    if isinstance(changed, str):
-        try:
-            changed = email.utils.parsedate_to_datetime(changed)  # as HTTP writes it
-        except ValueError:
-            changed = datetime.fromisoformat(changed)
-    seconds = changed.timestamp() if isinstance(changed, datetime) else float(changed)
+def _nanoseconds(changed: object) -> int:
+    moment = _moment(changed) if isinstance(changed, str) else changed
+    seconds = moment.timestamp() if isinstance(moment, datetime) else float(str(moment))
     return int(seconds * 1e9)
 
 
-def with_stats(files: Any, found: Mapping[str, Mapping[str, Any]]) -> dict[str, Stat | None]:
-    """Return files by URL, with the versions that a listing has. A web server's listing has none."""
-    known = {name: info.get("size") is not None and info.get("type") != "directory" for name, info in found.items()}
-    return {str(files.unstrip_protocol(name)): stat_of(info) if known[name] else None for name, info in found.items()}
+def _moment(text: str) -> datetime:
+    try:
+        return email.utils.parsedate_to_datetime(text)  # as HTTP writes it
+    except ValueError:
+        return datetime.fromisoformat(text)
 
 
-def matching(found: Mapping[str, T], pattern: str) -> dict[str, T]:
-    """Return the files whose name without folder matches a glob."""
-    from fsspec.utils import glob_translate
+class Wanted:
+    """What a URL asks a store to list: a file, a folder with all that is in it, or the files that match a glob.
 
-    matches = re.compile(glob_translate(pattern)).match
-    return {name: info for name, info in found.items() if matches(name.rpartition("/")[2])}
+    Args:
+        url: The URL.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.is_web = url.startswith(("http://", "https://"))
+        rest = url.partition("://")[2]
+        self.is_glob = _has_any(rest.partition("/")[2], "*[") if self.is_web else _has_any(rest, "*?[")
+        self.folder, _, self.name = url.rpartition("/")
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether it is a glob that one folder's listing answers."""
+        return self.is_glob and not self.is_web and not _has_any(self.folder, "*?[") and "**" not in self.name
+
+    def matching(self, found: Mapping[str, T]) -> dict[str, T]:
+        """Return the files of a flat glob among those of its folder."""
+        from fsspec.utils import glob_translate
+
+        matches = re.compile(glob_translate(self.name)).match
+        return {name: info for name, info in found.items() if matches(name.rpartition("/")[2])}
+
+    def chosen(self, found: Mapping[str, Entry], suffixes: Sequence[str], marks: list[str]) -> dict[str, Stat | None]:
+        """Return the files that a user means: of a folder, those that have one of the suffixes and are not hidden.
+
+        Args:
+            found: All files at the URL.
+            suffixes: Endings of the files of a folder.
+            marks: Gets the paths in a folder that may be marks of other formats.
+        """
+        if not self.is_glob and list(found) != [self.url]:
+            marks += find_marks(one.path for one in found.values())
+            endings = tuple(suffixes)
+            found = {url: one for url, one in found.items() if has_suffix(url, endings) and not is_hidden(one.path)}
+        return {url: one.stat for url, one in found.items()}
 
 
-def shown(
-    found: Mapping[str, Any], root: str, suffixes: tuple[str, ...], marks: list[str] | None = None
-) -> dict[str, Any]:
-    """Return the files of a folder that have one of the suffixes and are not hidden; add marks of other formats to `marks`."""
-    if marks is not None:
-        marks += find_marks(name.removeprefix(root) for name in found)
-    names = [name for name in found if has_suffix(name, suffixes) and not is_hidden(name.removeprefix(root))]
-    return {name: found[name] for name in names}
+def _has_any(text: str, signs: str) -> bool:
+    return any(sign in text for sign in signs)
 
 
 def has_suffix(name: str, suffixes: tuple[str, ...]) -> bool:

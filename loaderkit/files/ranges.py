@@ -1,22 +1,21 @@
 """Remote files that are read by ranges, without a local copy."""
 
 import io
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-# Yields spans of bytes of a file, (start, stop) each, one after another and perhaps in parts.
-ReadSpans = Callable[[Sequence[tuple[int, int]]], Iterator[bytes]]
+from typing_extensions import Buffer
 
-BLOCK = 1 << 22  # most bytes of one request
+from loaderkit.files.requests import BLOCK, Requests
+
 BUFFER = 1 << 18  # bytes of the smallest read
 
 
 class RangeFile(io.BufferedReader):
     """A remote file that requests the ranges that are read. It holds no connection, so it survives a fork."""
 
-    def __init__(self, url: str, size_bytes: int, read_spans: ReadSpans) -> None:
-        super().__init__(_Ranges(size_bytes, read_spans), BUFFER)
-        self._url, self._size_bytes, self._read_spans = url, size_bytes, read_spans
+    def __init__(self, url: str, size_bytes: int, requests: Requests) -> None:
+        super().__init__(_Ranges(url, size_bytes, requests), BUFFER)
+        self._url, self._size_bytes, self._requests = url, size_bytes, requests
 
     def read_into(self, spans: Sequence[tuple[int, int]], content: memoryview) -> None:
         """Read spans of bytes into a buffer, one after another, by parallel requests.
@@ -27,14 +26,14 @@ class RangeFile(io.BufferedReader):
         if max(stop for _, stop in spans) > self._size_bytes:
             raise EOFError(f"{self._url}: ends at byte {self._size_bytes:,}")
         at = 0
-        for part in self._read_spans(spans):
+        for part in self._requests.read_many(self._url, spans, self._size_bytes):
             content[at : at + len(part)] = part
             at += len(part)
 
 
 class _Ranges(io.RawIOBase):
-    def __init__(self, size_bytes: int, read_spans: ReadSpans) -> None:
-        self._size_bytes, self._read_spans = size_bytes, read_spans
+    def __init__(self, url: str, size_bytes: int, requests: Requests) -> None:
+        self._url, self._size_bytes, self._requests = url, size_bytes, requests
         self._at = 0
 
     def readable(self) -> bool:
@@ -48,10 +47,12 @@ class _Ranges(io.RawIOBase):
         self._at = max(0, base + offset)
         return self._at
 
-    def readinto(self, buffer: Any) -> int:
-        count = min(len(buffer), self._size_bytes - self._at, BLOCK)
+    def readinto(self, buffer: Buffer) -> int:
+        content = memoryview(buffer)
+        count = min(len(content), self._size_bytes - self._at, BLOCK)
         if count <= 0:
             return 0
-        buffer[:count] = b"".join(self._read_spans([(self._at, self._at + count)]))
+        spans = [(self._at, self._at + count)]
+        content[:count] = b"".join(self._requests.read_many(self._url, spans, self._size_bytes))
         self._at += count
         return count

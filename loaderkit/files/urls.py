@@ -69,5 +69,5 @@ def relative_to(folder: str, shard: str) -> str:
 def read_in(folder: str, storage: Storage | None = None) -> Callable[[str], bytes]:
     """Return a function that reads small files of a folder by their relative paths."""
     if is_remote(folder):
-        return lambda name: (storage or Storage()).read_some(f"{folder.rstrip('/')}/{name}", 0, _SMALL)
+        return lambda name: (storage or Storage()).read(f"{folder.rstrip('/')}/{name}", 0, _SMALL)
     return local_reader(folder)

@@ -91,16 +91,7 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is Any wh
                 "TitanLoader: make_dataset is None, wanted a function of the tokenizer and the sequence length that returns a "
                 "dataset, such as lambda tokenizer, length: loaderkit.TokenDataset(files, length=length + 1, stride=length)."
             )
-        if given.batch_size not in (1, local_batch_size):
-            raise ValueError(
-                f"TitanLoader: batch_size is {given.batch_size}, and the Trainer's local batch size is {local_batch_size}. Leave "
-                "batch_size out of the LoaderConfig."
-            )
-        if given.world is not None:
-            raise ValueError(
-                f"TitanLoader: world is {given.world}, and the Trainer gives its ranks itself. Leave world out of the "
-                "LoaderConfig."
-            )
+        _check_given(given, local_batch_size)
         makes_batches = given.plan is not None or given.batch_sampler is not None
         data, world = config.make_dataset(tokenizer, seq_len), World(dp_rank, dp_world_size)
         self.loader: Loader[Batch] = Loader.from_config(
@@ -129,6 +120,20 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is Any wh
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         if state_dict:  # torchtitan's contract: an empty state is valid
             self.loader.load_state_dict(state_dict)
+
+
+def _check_given(given: LoaderConfig, local_batch_size: int) -> None:
+    """Refuse settings that the Trainer decides."""
+    if given.batch_size not in (1, local_batch_size):
+        raise ValueError(
+            f"TitanLoader: batch_size is {given.batch_size}, and the Trainer's local batch size is {local_batch_size}. Leave "
+            "batch_size out of the LoaderConfig."
+        )
+    if given.world is not None:
+        raise ValueError(
+            f"TitanLoader: world is {given.world}, and the Trainer gives its ranks itself. Leave world out of the "
+            "LoaderConfig."
+        )
 
 
 def _whole_rows(tokens: int, length: int) -> int:

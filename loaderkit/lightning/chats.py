@@ -112,16 +112,7 @@ class ChatDataModule(DataModule):
         eval_loader: LoaderConfig | None = None,
     ) -> None:
         self.batching = check_batching("ChatDataModule", batching, loader, eval_loader)
-        how, most = self.batching.how, self.batching.max_length
-        if how == "windows" or (pairs and how == "packed"):
-            raise ValueError(
-                f"ChatDataModule: how is {how!r}, wanted 'random', 'buckets' or 'budget', or for chats 'packed'."
-            )
-        if too_long not in get_args(TooLong) or (most is None and too_long != "error"):
-            raise ValueError(
-                f"ChatDataModule: too_long is {too_long!r} and batching.max_length {most}, wanted one of "
-                f"{', '.join(map(repr, get_args(TooLong)))}, and with any but 'error' TextBatching(max_length=...)."
-            )
+        _check_lengths(self.batching, too_long, pairs=pairs)
         sources = sources_by_stage(train=train, val=val, test=test, predict=predict)
         if splits is None and train is not None and val is None:
             splits = {"train": 0.9, "val": 0.1}
@@ -133,13 +124,7 @@ class ChatDataModule(DataModule):
         pad = tokenizer.pad_token_id if getattr(tokenizer, "pad_token_id", None) is not None else 0
         self._pad_token = int(pad)
         kind: Any = PreferenceDataset if pairs else ChatDataset
-        own = {"max_length", "too_long"} & set(options or {})
-        if own:
-            raise ValueError(
-                f"ChatDataModule: options has {sorted(own)}, wanted TextBatching(max_length=) and too_long= of the DataModule."
-            )
-        if (options or {}).get("train_on") == "none":
-            raise ValueError("ChatDataModule: options has train_on='none'. Give prompts as predict=.")
+        _check_options(options or {})
         self._make_chats: functools.partial[Any] = functools.partial(kind, tokenizer=tokenizer, **dict(options or {}))
         try:
             self._make_chats([], **self._cut())
@@ -282,3 +267,28 @@ class _Measured(SubsetDataset[Any]):
 
     def lengths(self, indices: Int64Array | None = None) -> Int64Array:
         return self._known if indices is None else self._known[indices]
+
+
+def _check_lengths(batching: TextBatching, too_long: str, *, pairs: bool) -> None:
+    """Refuse batches and limits that conversations, or pairs, cannot have."""
+    how, most = batching.how, batching.max_length
+    if how == "windows" or (pairs and how == "packed"):
+        raise ValueError(
+            f"ChatDataModule: how is {how!r}, wanted 'random', 'buckets' or 'budget', or for chats 'packed'."
+        )
+    if too_long not in get_args(TooLong) or (most is None and too_long != "error"):
+        raise ValueError(
+            f"ChatDataModule: too_long is {too_long!r} and batching.max_length {most}, wanted one of "
+            f"{', '.join(map(repr, get_args(TooLong)))}, and with any but 'error' TextBatching(max_length=...)."
+        )
+
+
+def _check_options(options: Mapping[str, object]) -> None:
+    """Refuse options of the dataset that the DataModule decides."""
+    own = {"max_length", "too_long"} & options.keys()
+    if own:
+        raise ValueError(
+            f"ChatDataModule: options has {sorted(own)}, wanted TextBatching(max_length=) and too_long= of the DataModule."
+        )
+    if options.get("train_on") == "none":
+        raise ValueError("ChatDataModule: options has train_on='none'. Give prompts as predict=.")

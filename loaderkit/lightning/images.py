@@ -116,13 +116,7 @@ class ImageDataModule(DataModule):
         eval_loader: LoaderConfig | None = None,
     ) -> None:
         sources = sources_by_stage(train=train, val=val, test=test, predict=predict)
-        if (root is None) == (not sources) and dataset is None:
-            raise ValueError(
-                f"ImageDataModule: found root={root!r} and {sorted(sources)}, wanted either root, or stages such as train= and "
-                "val=."
-            )
-        if dataset is not None and (root is None or sources):
-            raise ValueError(f"ImageDataModule: dataset={dataset!r} needs root=, and takes no train=, val= or test=.")
+        _check_sources(root, dataset, sources)
         check_max_pixels("ImageDataModule", max_pixels)
         check_decoder("ImageDataModule", decoder)
         self._pictures: dict[str, Any] = {"max_pixels": max_pixels, "decoder": decoder}
@@ -135,11 +129,8 @@ class ImageDataModule(DataModule):
         self._stage_data = list_stage_data("ImageDataModule", sources)
         self._label, self._index_dir = label, index_dir
         self._classes = None if classes is None else list(classes)
-        sizes = (size, size) if isinstance(size, int) else size
         self._transforms = {
-            stage: transform if sizes is None else ToSize((sizes[0], sizes[1]), transform)
-            for stage in STAGES
-            for transform in [train_transform if stage == "train" else eval_transform]
+            stage: _to_size(size, train_transform if stage == "train" else eval_transform) for stage in STAGES
         }
         super().__init__(**factories(self._stage_data, self._open), loader=loader, eval_loader=eval_loader)
         self.mean, self.std = mean, std
@@ -234,6 +225,24 @@ class _Labelled:
         picture = sample[found[0]]
         picture = picture if self.transform is None else self.transform(picture)
         return (picture, sample[self.label]) if self.label in sample else picture
+
+
+def _to_size(size: int | tuple[int, int] | None, transform: Transform | None) -> Transform | None:
+    """Return a transform with pictures of one size; itself if there is no size."""
+    if size is None:
+        return transform
+    return ToSize((size, size) if isinstance(size, int) else (size[0], size[1]), transform)
+
+
+def _check_sources(root: str | os.PathLike[str] | None, dataset: str | None, sources: Mapping[str, object]) -> None:
+    """Refuse a folder and stages together, and a dataset of torchvision without its folder."""
+    if (root is None) == (not sources) and dataset is None:
+        raise ValueError(
+            f"ImageDataModule: found root={root!r} and {sorted(sources)}, wanted either root, or stages such as train= and "
+            "val=."
+        )
+    if dataset is not None and (root is None or sources):
+        raise ValueError(f"ImageDataModule: dataset={dataset!r} needs root=, and takes no train=, val= or test=.")
 
 
 def _folders_of(root: Path) -> dict[str, Urls]:

@@ -1,5 +1,6 @@
 """Read texts and their labels from columns, a dataset of dicts, or files."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,24 +48,9 @@ def read_texts(
         except FileNotFoundError as error:
             error.add_note(f"loaderkit: strings are paths. To pass the texts themselves: {name}={{{text!r}: texts}}.")
             raise
-    in_memory = columns_of(data)
-    if in_memory is not None:
-        columns = {field: _values(in_memory[field]) for field in (text, label) if field in in_memory}
-    elif is_frame(data):
-        raise TypeError(
-            f"TextDataModule: {name} is a {type(data).__name__}, which is not in memory; wanted a table that is: frame.collect() "
-            "of polars, dataset.to_table() of Arrow, frame.compute() of dask, or the files themselves."
-        )
-    else:
-        columns = {text: [], label: []}
-        for index in range(len(data)):
-            sample = data[index]
-            for field in (text, label):
-                if field in sample:
-                    columns[field].append(sample[field])
+    columns, fields = _columns(data, name, [text, label])
     wanted = [text] + ([label] if label is not None and labelled else [])
-    fields = list(in_memory) if in_memory is not None else list(data[0]) if len(data) else wanted
-    missing = [field for field in wanted if field not in fields]
+    missing = [field for field in wanted if field not in (wanted if fields is None else fields)]
     if missing:
         raise ValueError(f"TextDataModule: {name} has no {missing}, its fields are {fields}. Give text= and label=.")
     sizes = {field: len(columns.get(field, [])) for field in wanted}
@@ -74,6 +60,26 @@ def read_texts(
     if labels is not None:
         labels = [value.item() if hasattr(value, "item") else value for value in labels]
     return columns[text], labels
+
+
+def _columns(
+    data: Any, name: str, fields: Sequence[str | None]
+) -> tuple[dict[str | None, list[Any]], list[str] | None]:
+    """Return the values of some fields that a table or samples have, and the names of all fields; None if nothing tells them."""
+    if (found := columns_of(data)) is not None:
+        return {field: _values(found[field]) for field in fields if field in found}, list(found)
+    if is_frame(data):
+        raise TypeError(
+            f"TextDataModule: {name} is a {type(data).__name__}, which is not in memory; wanted a table that is: frame.collect() "
+            "of polars, dataset.to_table() of Arrow, frame.compute() of dask, or the files themselves."
+        )
+    columns: dict[str | None, list[Any]] = {field: [] for field in fields}
+    for index in range(len(data)):
+        sample = data[index]
+        for field in fields:
+            if field in sample:
+                columns[field].append(sample[field])
+    return columns, list(data[0]) if len(data) else None
 
 
 def _values(column: Any) -> list[Any]:

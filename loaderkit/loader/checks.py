@@ -18,7 +18,7 @@ from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import Plan, other_lengths
 from loaderkit.sampling.samplers import Weighted
 from loaderkit.seeding.private import Found, PrivatePolicy
-from loaderkit.system.overrides import is_map_style, own_attribute
+from loaderkit.system.overrides import defines, is_map_style, own_attribute
 from loaderkit.system.state import EPOCH, StateError
 from loaderkit.system.suggest import closest
 from loaderkit.system.tables import frame_way_out, is_frame
@@ -227,6 +227,28 @@ def check_order(order: Order, size: int) -> None:
         raise ValueError(
             f"loader: Weighted has {order.reach:,} weights, the dataset {size:,} samples. Give each sample a weight; 0 leaves it out."
         )
+
+
+def unrepeatable(order: Order, epoch: int) -> str | None:
+    """Return a warning about a sampler that gives each epoch another order when it is asked again, or None."""
+    if order.is_repeatable(epoch):
+        return None
+    return (
+        "Loader: the sampler gives another order each time that it is asked for the same epoch. A resume in a "
+        "new process cannot be exact and is refused. Let the sampler draw from torch's, numpy's or random's "
+        "global generator: the Loader seeds them for each epoch."
+    )
+
+
+def own_state(dataset: object) -> str | None:
+    """Return a warning about a dataset whose own state a Loader does not save, or None."""
+    if not defines(dataset, "load_state_dict"):
+        return None
+    return (
+        f"Loader: {type(dataset).__name__} has its own state_dict, which a Loader's state does not include: "
+        "each worker reads a copy of the dataset. Let samples depend on their index and on the sample's random "
+        "numbers alone, or save the dataset's state yourself."
+    )
 
 
 def no_batches(config: LoaderConfig, plan: Plan, cursor: Cursor, size: int) -> str:

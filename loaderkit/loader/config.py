@@ -10,9 +10,54 @@ from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.sampling.plan import Plan, Tail
 from loaderkit.seeding.private import PrivatePolicy
 from loaderkit.system.checks import check_choice, plain_integer
+from loaderkit.system.state import Rule
 from loaderkit.system.world import World, as_world
 
 Stop = Literal["shortest", "repeat", "each"]
+EngineName = Literal["auto", "inline", "torch", "ring", "threads"]
+
+
+def _integers(least: int, also: str = "", *, other: object = None) -> Rule:
+    """Return the rule of integers of at least `least`, or one other value."""
+    return Rule(
+        f"an integer of at least {least}{also}",
+        lambda value: value == other or (isinstance(value, int) and not isinstance(value, bool) and value >= least),
+    )
+
+
+_FLAG = Rule("True or False", lambda value: value in (True, False, None))  # not the string "False"
+_FUNCTION = Rule("a function", lambda value: value is None or callable(value))
+_RULES = {
+    "seed": Rule(
+        "an integer. lk.torch_seed() gives the one of torch.manual_seed",
+        lambda value: isinstance(value, int) and not isinstance(value, bool),
+    ),
+    "batch_size": _integers(1, ", or None for single samples"),
+    "num_workers": _integers(0, ", or 'auto'", other="auto"),
+    "prefetch_factor": _integers(1),
+    "steps": _integers(1),
+    "shuffle": _FLAG,
+    "drop_last": _FLAG,
+    "persistent_workers": _FLAG,
+    "batch_sampler": Rule("an iterable of lists of indices", lambda value: value is None or hasattr(value, "__iter__")),
+    "collate_fn": _FUNCTION,
+    "worker_init_fn": _FUNCTION,
+    "timeout": Rule("seconds, or 0 to wait forever", lambda value: isinstance(value, int | float) and value >= 0),
+    "pin_memory": Rule("True, False or 'auto'", lambda value: value in (True, False, "auto")),
+    "bad_samples": Rule(
+        "a BadSamples such as loaderkit.BadSamples('skip')", lambda value: isinstance(value, BadSamples)
+    ),
+    "seeders": Rule(
+        "a list of functions, such as [library.set_seed]",
+        lambda value: isinstance(value, list | tuple) and all(map(callable, value)),
+    ),
+}
+_CHOICES = {
+    "tail": get_args(Tail),
+    "engine": get_args(EngineName),
+    "private_generators": get_args(PrivatePolicy),
+    "stop": get_args(Stop),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +144,7 @@ class LoaderConfig:
     world: World | None = None
     device: str | None = None
     pin_memory: bool | Literal["auto"] = "auto"
-    engine: Literal["auto", "inline", "torch", "ring", "threads"] = "auto"
+    engine: EngineName = "auto"
     prefetch_factor: int | None = None
     persistent_workers: bool | None = None
     multiprocessing_context: Any = None
@@ -116,26 +161,24 @@ class LoaderConfig:
     def __post_init__(self) -> None:
         for name in ("batch_size", "seed", "num_workers", "prefetch_factor", "steps"):
             object.__setattr__(self, name, plain_integer(getattr(self, name)))
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise ValueError(
-                f"loader: seed is {self.seed!r}, wanted an integer. lk.torch_seed() gives the one of torch.manual_seed."
-            )
-        for name, other, least, also in (
-            ("batch_size", None, 1, ", or None for single samples"),
-            ("num_workers", "auto", 0, ", or 'auto'"),
-            ("prefetch_factor", None, 1, ""),
-            ("steps", None, 1, ""),
-        ):
-            number = getattr(self, name)
-            if number != other and (not isinstance(number, int) or isinstance(number, bool) or number < least):
-                raise ValueError(f"loader: {name} is {number!r}, wanted an integer of at least {least}{also}.")
-        for name in ("shuffle", "drop_last", "persistent_workers"):
-            if (flag := getattr(self, name)) not in (True, False, None):  # not the string "False"
-                raise ValueError(f"loader: {name} is {flag!r}, wanted True or False.")
-        check_choice("loader", "tail", self.tail, get_args(Tail))
+        for name, rule in _RULES.items():
+            if not rule.holds(value := getattr(self, name)):
+                raise ValueError(f"loader: {name} is {value!r}, wanted {rule.wanted}.")
+        for name, choices in _CHOICES.items():
+            if (value := getattr(self, name)) is not None:
+                also = "" if name in ("tail", "engine") else ", or None"
+                check_choice("loader", name, value, choices, also)
         if self.drop_last and self.tail not in ("keep", "drop"):
             raise ValueError(f"loader: drop_last=True and tail={self.tail!r} contradict each other. Give one.")
-        check_choice("loader", "engine", self.engine, ("auto", "inline", "torch", "ring", "threads"))
+        if self.steps is not None and self.stop is not None:
+            raise ValueError(f"loader: steps={self.steps} and stop={self.stop!r} contradict each other. Give one.")
+        self._check_engine()
+        self._check_workers()
+        self._check_order()
+        object.__setattr__(self, "world", as_world(self.world))  # a mesh does not pickle
+
+    def _check_engine(self) -> None:
+        """Refuse an engine that does not run here, or not with this number of workers."""
         if self.engine in ("ring", "threads") and not self.num_workers:
             where = "worker processes" if self.engine == "ring" else "threads"
             raise ValueError(f"loader: engine={self.engine!r} needs {where}, and num_workers is 0. Give num_workers=.")
@@ -146,6 +189,9 @@ class LoaderConfig:
             )
         if self.engine == "inline" and self.num_workers:
             raise ValueError(f"loader: engine='inline' has no workers, num_workers is {self.num_workers!r}; wanted 0.")
+
+    def _check_order(self) -> None:
+        """Refuse two settings that both say which samples a batch has."""
         if self.order is not None and self.shuffle:
             raise ValueError("loader: shuffle=True and order= contradict each other: the order says how to shuffle.")
         if self.plan is not None and (self.order is not None or self.shuffle):
@@ -155,35 +201,9 @@ class LoaderConfig:
                 f"loader: plan is of type {type(self.plan).__name__}, wanted a loaderkit.Plan such as LengthBuckets. For a "
                 "batch sampler, give its sampler as order=, with batch_size=."
             )
-        if self.batch_sampler is not None:
-            if not hasattr(self.batch_sampler, "__iter__"):
-                raise ValueError(
-                    f"loader: batch_sampler is {self.batch_sampler!r}, wanted an iterable of lists of indices."
-                )
-            for name in ("shuffle", "order", "plan"):
-                if value := getattr(self, name):
-                    raise ValueError(f"loader: batch_sampler= makes the batches alone. Leave out {name}={value!r}.")
-        object.__setattr__(self, "world", as_world(self.world))  # a mesh does not pickle
-        for name in ("collate_fn", "worker_init_fn"):
-            if (function := getattr(self, name)) is not None and not callable(function):
-                raise ValueError(f"loader: {name} is {function!r}, wanted a function.")
-        self._check_workers()
-        if self.pin_memory not in (True, False, "auto"):
-            raise ValueError(f"loader: pin_memory is {self.pin_memory!r}, wanted True, False or 'auto'.")
-        if not isinstance(self.bad_samples, BadSamples):
-            raise ValueError(
-                f"loader: bad_samples is {self.bad_samples!r}, wanted a BadSamples such as loaderkit.BadSamples('skip')."
-            )
-        if self.private_generators is not None:
-            check_choice("loader", "private_generators", self.private_generators, get_args(PrivatePolicy), ", or None")
-        if not isinstance(self.seeders, list | tuple) or not all(map(callable, self.seeders)):
-            raise ValueError(
-                f"loader: seeders is {self.seeders!r}, wanted a list of functions, such as [library.set_seed]."
-            )
-        if self.stop is not None:
-            check_choice("loader", "stop", self.stop, get_args(Stop), ", or None")
-        if self.steps is not None and self.stop is not None:
-            raise ValueError(f"loader: steps={self.steps} and stop={self.stop!r} contradict each other. Give one.")
+        for name in ("shuffle", "order", "plan"):
+            if self.batch_sampler is not None and (value := getattr(self, name)):
+                raise ValueError(f"loader: batch_sampler= makes the batches alone. Leave out {name}={value!r}.")
 
     def _check_workers(self) -> None:
         """Refuse settings of workers that are out of range, or that are given without workers."""
@@ -193,10 +213,7 @@ class LoaderConfig:
         for name in ("worker_init_fn", "multiprocessing_context"):
             if self.engine == "threads" and getattr(self, name) is not None:
                 raise ValueError(f"loader: {name} is for worker processes, and engine is 'threads'. Leave it out.")
-        context = self.multiprocessing_context
-        if not isinstance(self.timeout, int | float) or not self.timeout >= 0:
-            raise ValueError(f"loader: timeout is {self.timeout!r}, wanted seconds, or 0 to wait forever.")
-        if isinstance(context, str):
+        if isinstance(context := self.multiprocessing_context, str):
             methods = sorted(multiprocessing.get_all_start_methods())  # their order differs from version to version
             check_choice("loader", "multiprocessing_context", context, methods)
 

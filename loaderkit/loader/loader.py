@@ -247,7 +247,7 @@ class Loader(Generic[Batch]):
             IndexError: If the epoch has no such batch.
             TypeError: If the data is a stream.
         """
-        return self.position.indexed("indices()").indices(plain_integer(epoch), plain_integer(batch))
+        return self.position.indexed("indices()").plan.indices(plain_integer(epoch), plain_integer(batch))
 
     def seek(self, *, epoch: int, samples: int = 0) -> None:
         """Let the next `iter()` start in this epoch, after this many samples of all ranks together.
@@ -316,7 +316,7 @@ class Loader(Generic[Batch]):
                 f"loader: replay of {cursor!r}, wanted the position before the batch: Cursor(epoch=0), ahead=3 is the fourth batch of "
                 "epoch 0. StepLog.replay(loader, step) finds a training step."
             )
-        batch: Batch = self.position.indexed("replay()").replay(cursor, plain_integer(ahead))
+        batch: Batch = self.position.indexed("replay()").plan.replay(cursor, plain_integer(ahead))
         return batch if self._device is None else self._copied.copy(batch, self._device)
 
     def set_epoch(self, epoch: int) -> None:

@@ -4,7 +4,9 @@ import functools
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol
+
+from typing_extensions import TypeVar
 
 from loaderkit.datasets.bad_samples import BadSampleCount, Reported
 from loaderkit.engine.description import Description
@@ -16,6 +18,8 @@ from loaderkit.sampling.skips import Skips
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.cpus import Cpus, ranks_on_host
 from loaderkit.system.world import World, sharing_dimensions
+
+P = TypeVar("P", default=Any)  # a point, which only the position itself understands
 
 
 class Crew:
@@ -51,8 +55,8 @@ class Crew:
         return cpus.workers(ranks), f"auto: {cpus}, {ranks} rank{'s' * (ranks > 1)} on this host"
 
 
-class ByIndex(Protocol):
-    """What only data with an index can do: each batch follows from a cursor."""
+class IndexedBatches(Protocol):
+    """Answers for data with an index: each batch follows from a cursor."""
 
     def indices(self, epoch: int, batch: int) -> Int64Array:
         """Return the sample indices (B,) of a batch of this rank.
@@ -60,9 +64,6 @@ class ByIndex(Protocol):
         Raises:
             IndexError: If the epoch has no such batch.
         """
-
-    def skip(self, epoch: int, steps: Sequence[range], samples: Sequence[range]) -> None:
-        """Leave out steps and samples of an epoch, as far as they lie ahead; see `Loader.skip`."""
 
     def key(self, cursor: Cursor, ahead: int) -> BatchKey:
         """Return the key of this rank's batch that follows `ahead` batches after a cursor.
@@ -78,7 +79,37 @@ class ByIndex(Protocol):
         """Make this rank's batch that follows `ahead` batches after a cursor; see `Loader.replay`."""
 
 
-class Position(ABC):
+class ByIndex(Protocol):
+    """What only data with an index can do."""
+
+    @property
+    def plan(self) -> IndexedBatches:
+        """Which samples are in which batch."""
+
+    def skip(self, epoch: int, steps: Sequence[range], samples: Sequence[range]) -> None:
+        """Leave out steps and samples of an epoch, as far as they lie ahead; see `Loader.skip`."""
+
+
+class PassLog(Protocol[P]):
+    """Tells a log which batches there were since it last asked."""
+
+    def mark(self, point: P) -> Any:
+        """Return a mark at a point of the present pass, for `since`."""
+
+    def since(self, mark: Any, now: P) -> tuple[list[P], bool]:
+        """Return the points before the batches that were counted from a mark to a point.
+
+        Args:
+            mark: The mark; None if it is unknown.
+            now: The point.
+
+        Returns:
+            The points, and whether nothing has moved the position to another place inside an epoch since the mark. If
+            something has, they are those since then.
+        """
+
+
+class Position(ABC, Generic[P]):
     """Where a Loader stands in its data, and how it goes on from there.
 
     A pass starts with `begin` and ends with the next `begin`. The Loader takes batches from the iterator that `begin`
@@ -97,7 +128,10 @@ class Position(ABC):
         meter: What the data has downloaded.
         prepared: Whether an integration does for a trainer what the Loader does not.
         resumed: Whether a state was loaded and no pass has started since.
+        passes: The batches of the passes, for a log.
     """
+
+    passes: PassLog[P]
 
     def __init__(self, dataset: Any, config: LoaderConfig) -> None:
         self.dataset, self.config, self.crew = dataset, config, Crew(config)
@@ -108,7 +142,7 @@ class Position(ABC):
         self.bad = BadSampleCount(config.bad_samples)
         self.meter = DownloadMeter(dataset)
         self._said: set[str] = set()
-        self._yielded_at: tuple[int, Any] = (-1, None)  # the turn, and the point
+        self._yielded_at: tuple[int, P | None] = (-1, None)  # the turn, and the point
 
     # Passes
 
@@ -127,7 +161,7 @@ class Position(ABC):
             BadSamplesError: If the report of the batch's bad samples makes them too many.
         """
 
-    def check_end(self) -> None:  # noqa: B027 - streams have no length to check
+    def check_end(self) -> None:
         """Raise a RuntimeError if the batches ended before the epoch."""
 
     def why_over(self) -> str | None:
@@ -157,37 +191,37 @@ class Position(ABC):
     # Points
 
     @abstractmethod
-    def point(self) -> Any:
+    def point(self) -> P:
         """Return the point after the last counted batch."""
 
     @abstractmethod
-    def epoch_after(self, point: Any) -> Any:
+    def epoch_after(self, point: P) -> P:
         """Return the start of the next epoch if a point is inside an epoch; else the point itself."""
 
-    def upcoming(self) -> Any:
+    def upcoming(self) -> P:
         """Return the point where the next pass starts."""
         return self.epoch_after(self.point()) if self.begun else self.point()
 
     @abstractmethod
-    def go_to(self, point: Any, *, left: bool = False) -> None:
+    def go_to(self, point: P, *, left: bool = False) -> None:
         """Return to a point. If its pass was `left` there, the next pass starts the next epoch."""
 
     @abstractmethod
-    def cursor_at(self, point: Any) -> Cursor:
+    def cursor_at(self, point: P | None) -> Cursor:
         """Return a point as a cursor; None is the current point."""
 
     @abstractmethod
-    def state_at(self, point: Any, nearby: Iterable[Any] = ()) -> dict[str, Any]:
+    def state_at(self, point: P, nearby: Iterable[P] = ()) -> dict[str, Any]:
         """Return the state of a point.
 
         Another rank may stand a step before or after this one, and ask for the `nearby` points.
         """
 
-    def note_yielded(self, point: Any) -> None:
+    def note_yielded(self, point: P) -> None:
         """Report this point as the current one, until something moves the position."""
         self._yielded_at = self.turn, point
 
-    def yielded(self) -> Any:
+    def yielded(self) -> P | None:
         """Return the noted point; None if there is none, or the position has moved."""
         turn, point = self._yielded_at
         return point if turn == self.turn else None
@@ -250,27 +284,6 @@ class Position(ABC):
     def skips(self) -> Skips:
         """What the run leaves out."""
         return Skips()
-
-    @abstractmethod
-    def mark(self, point: Any) -> Any:
-        """Return a mark at a point of the present pass, for `batches_since`."""
-
-    @abstractmethod
-    def batches_since(self, mark: Any, now: Any) -> tuple[list[Any], bool]:
-        """Return the points before the batches that were counted from a mark to a point, for a log.
-
-        Args:
-            mark: The mark; None if it is unknown.
-            now: The point.
-
-        Returns:
-            The points, and whether nothing has moved the position to another place inside an epoch since the mark. If
-            something has, they are those since then.
-        """
-
-    @abstractmethod
-    def start_of_log(self, point: Any) -> dict[str, Any] | None:
-        """Return the state of a point for a log, without asking other ranks; None if that is impossible."""
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in self.__dict__.items() if name != "_kept"}  # generators of this process

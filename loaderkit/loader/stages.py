@@ -2,132 +2,22 @@
 
 import copy
 import dataclasses
-import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, Self
 
-import numpy as np
-
-from loaderkit.datasets.base import knows_lengths
 from loaderkit.datasets.combine import ConcatDataset
+from loaderkit.loader.stage import Stage, StageRow, StagesPlan
+from loaderkit.loader.stage_sources import StageSources
 from loaderkit.sampling.batch_plan import BatchPlan
 from loaderkit.sampling.cursor import Cursor, bad_cursor
-from loaderkit.sampling.fingerprint import fingerprint
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import BatchKey, Plan, PlanPart
-from loaderkit.sampling.sources import Sources, shuffled_source
-from loaderkit.sampling.staged_order import Blend, StagedOrder, StageOrder
-from loaderkit.seeding.keys import derive_seed
-from loaderkit.system.checks import check_integer, plain_integer
+from loaderkit.sampling.staged_order import StagedOrder, StageOrder
+from loaderkit.system.checks import check_integer
 from loaderkit.system.digests import shortened
-from loaderkit.system.html import table
-from loaderkit.system.overrides import is_map_style, own_attribute
-from loaderkit.system.suggest import did_you_mean
 from loaderkit.system.world import World
-
-Weights = Mapping[str, float | tuple[float, float]]
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A part of a training with its own sources and weights. See `Stages`.
-
-    Its batch size and its collate function may be its own, too.
-
-    Args:
-        weights: The weight of each source by name, above 0; they need not sum to 1. A pair is the weight at the stage's
-            start and at its end: the source's share then changes linearly. One of the pair may be 0. A single name is a
-            stage of that source alone.
-        batch_size: Samples in a batch of each rank.
-        samples: Samples of the stage, of all ranks together.
-        steps: The stage's length in steps of `global_batch_size`, instead of `samples`.
-        global_batch_size: Samples in a step of all ranks together, instead of `batch_size`. The number of ranks must divide it.
-        collate_fn: Makes the stage's batches; by default the Loader's does.
-
-    Raises:
-        ValueError: If a weight or number is out of range, or the length or the batch size is missing or given twice.
-
-    Examples:
-        >>> lk.Stage({"web": (3, 1), "books": 1}, 32, samples=1_000_000).size
-        1000000
-        >>> lk.Stage("books", steps=100, global_batch_size=512).size
-        51200
-    """
-
-    weights: str | Weights
-    batch_size: int | None = None
-    _: KW_ONLY
-    samples: int | None = None
-    steps: int | None = None
-    global_batch_size: int | None = None
-    collate_fn: Callable[[list[Any]], Any] | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "samples", "steps", "global_batch_size"):
-            object.__setattr__(self, name, number := plain_integer(getattr(self, name)))
-            if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
-                raise ValueError(f"Stage: {name} is {number!r}, wanted an integer of at least 1.")
-        if (self.samples is None) == (self.steps is None):
-            raise ValueError(
-                f"Stage: samples={self.samples} and steps={self.steps}, wanted one of them: the stage's length."
-            )
-        if (self.batch_size is None) == (self.global_batch_size is None):
-            raise ValueError(
-                f"Stage: batch_size={self.batch_size} and global_batch_size={self.global_batch_size}, wanted one of them."
-            )
-        if self.steps is not None and self.global_batch_size is None:
-            raise ValueError(
-                f"Stage: steps={self.steps} with batch_size={self.batch_size} of each rank, which is another number of samples "
-                "on other ranks. Give samples=, or global_batch_size= instead of batch_size."
-            )
-        if self.collate_fn is not None and not callable(self.collate_fn):
-            raise ValueError(f"Stage: collate_fn is {self.collate_fn!r}, wanted a function.")
-        if not isinstance(self.weights, str | Mapping) or not self.weights:
-            raise ValueError(f"Stage: weights is {self.weights!r}, wanted a dict of weights by name, or a name.")
-        for name, weight in self.weights_by_name.items():
-            if not all(isinstance(end, int | float | np.number) and 0 <= end < math.inf for end in weight) or not any(
-                weight
-            ):
-                raise ValueError(
-                    f"Stage: the weight of {name!r} is {weight[0] if weight[0] is weight[1] else weight!r}, wanted a number above 0, "
-                    "or a pair of numbers of at least 0, not both 0. Leave out a source that the stage does not read."
-                )
-        for end, at in enumerate(("start", "end")):
-            if not any(weight[end] for weight in self.weights_by_name.values()):
-                raise ValueError(f"Stage: all weights are 0 at the stage's {at}, wanted one above 0.")
-
-    @property
-    def size(self) -> int:
-        """Samples of the stage, of all ranks together."""
-        return self.samples or (self.steps or 0) * (self.global_batch_size or 0)
-
-    @property
-    def weights_by_name(self) -> dict[str, tuple[float, float]]:
-        """The weight of each source at the stage's start and at its end."""
-        given = {self.weights: 1} if isinstance(self.weights, str) else self.weights
-        return {
-            name: (weight[0], weight[1]) if isinstance(weight, tuple | list) and len(weight) == 2 else (weight, weight)
-            for name, weight in given.items()
-        }
-
-    def batch_size_of(self, world: World) -> int:
-        """Return the samples in a batch of each rank.
-
-        Raises:
-            ValueError: If the ranks can't share a step evenly.
-        """
-        if self.batch_size is not None:
-            return self.batch_size
-        each, rest = divmod(self.global_batch_size or 0, world.size)
-        if rest or not each:
-            raise ValueError(
-                f"Stage: global_batch_size is {self.global_batch_size}, wanted a multiple of the {world.size} ranks. Use another "
-                "number of ranks, or give batch_size=."
-            )
-        return each
 
 
 class Stages(Plan):
@@ -182,7 +72,7 @@ class Stages(Plan):
     def __init__(
         self,
         stages: Sequence[Stage],
-        sources: Mapping[str, Any],
+        sources: Mapping[str, object],
         *,
         orders: Mapping[str, Order] | None = None,
         seed: int = 0,
@@ -192,43 +82,21 @@ class Stages(Plan):
         self.stages = list(stages)
         if not self.stages or not all(isinstance(stage, Stage) for stage in self.stages):
             raise ValueError(f"Stages: stages is {stages!r:.200}, wanted a list of at least one lk.Stage.")
-        if not isinstance(sources, Mapping):
-            raise TypeError(
-                f"Stages: sources is a {type(sources).__name__}, wanted a dict with a name for each dataset, such as "
-                "{'web': web, 'books': books}. Stages name their sources."
-            )
         check_integer("Stages", "window", window, 1)
         if tail not in ("keep", "drop"):
             raise ValueError(
                 f"Stages: tail is {tail!r}, wanted 'keep' or 'drop'. 'pad' would repeat samples at the end of each stage."
             )
-        # By name: neither a source's shuffle nor the dealing then depends on other sources that are added.
-        self._sources = dict(sorted(sources.items()))
-        sizes = [_size(name, source) for name, source in self._sources.items()]
-        own = dict(orders or {})
-        self._check_names(own, "orders")
-        self._orders = {
-            name: own.get(name) or shuffled_source(source, derive_seed("stages", seed, name))
-            for name, source in self._sources.items()
-        }
-        for (name, order), size in zip(self._orders.items(), sizes, strict=True):
-            if not order.size(0) or order.reach > size:
-                raise ValueError(
-                    f"Stages: the source {name!r} has {size} samples, and its order {order.size(0)} positions with indices below "
-                    f"{order.reach}; wanted at least one, and none above the samples."
-                )
         self.window, self.seed, self.tail, self.world = window, seed, tail, World()
-        self._lines = Sources(list(self._orders.values()), sizes)
-        blends = [self._blend(number, stage) for number, stage in enumerate(self.stages)]
-        self.order = StagedOrder(self._lines, list(self._sources), blends, window=window)
+        self._sources = StageSources(sources, orders or {}, seed)
+        blends = [self._sources.blend(number, stage) for number, stage in enumerate(self.stages)]
+        self.order = StagedOrder(self._sources.lines, self._sources.names, blends, window=window)
         self._parts: list[BatchPlan] | None = None
         self._check_reads()
 
     def __repr__(self) -> str:
-        sources = ", ".join(f"{name}: {size:,}" for name, size in zip(self._sources, self._lines.sizes, strict=True))
-        return (
-            f"Stages: {self.ends[-1]:,} samples in {len(self.stages)} stage{'s' * (len(self.stages) != 1)} of {sources}"
-        )
+        several = "s" * (len(self.stages) != 1)
+        return f"Stages: {self.ends[-1]:,} samples in {len(self.stages)} stage{several} of {self._sources}"
 
     @property
     def dataset(self) -> ConcatDataset:
@@ -237,10 +105,7 @@ class Stages(Plan):
         Raises:
             TypeError: If a source is only a size.
         """
-        sizes = [name for name, source in self._sources.items() if isinstance(source, int)]
-        if sizes:
-            raise TypeError(f"Stages: the sources {sizes} are numbers of samples, wanted datasets.")
-        return ConcatDataset(list(self._sources.values()))
+        return self._sources.dataset()
 
     @property
     def ends(self) -> list[int]:
@@ -269,11 +134,10 @@ class Stages(Plan):
         before = self.order.counts(0)
         for number, (stage, end) in enumerate(zip(self.stages, self.ends, strict=True)):
             after = self.order.counts(end)
-            for row, (name, source) in enumerate(self._sources.items()):
+            for row, (name, size) in enumerate(zip(self._sources.names, self._sources.sizes, strict=True)):
                 if name not in stage.weights_by_name:
                     continue
-                samples, size = int(after[row] - before[row]), self._lines.sizes[row]
-                tokens = _tokens(source)
+                samples, tokens = int(after[row] - before[row]), self._sources.tokens(name)
                 rows.append(
                     StageRow(
                         stage=number,
@@ -297,7 +161,7 @@ class Stages(Plan):
     def key(self, epoch: int) -> str:
         return f"stages-1({shortened(self.order.key(epoch))})"
 
-    def identity(self, cursor: Cursor, dataset: Any, size: int) -> tuple[str, str]:
+    def identity(self, cursor: Cursor, dataset: object, size: int) -> tuple[str, str]:
         position = min(self.samples_at(cursor), self.ends[-1])
         read = {
             name
@@ -305,22 +169,11 @@ class Stages(Plan):
             if start < position
             for name in stage.weights_by_name
         }
-        parts = [
-            f"{name}: {fingerprint(source, _size(name, source))} {self._orders[name].key(0)}"
-            for name, source in self._sources.items()
-            if name in read
-        ]
         # How far stages were read, not how long they are: what comes later may change.
-        return f"sources({shortened('; '.join(parts))})", f"stages-1({shortened(self.order.history(position))})"
+        return self._sources.identity(read), f"stages-1({shortened(self.order.history(position))})"
 
     def explain(self, before: str, now: str) -> str:
-        old, new = map(_sources_in, (before, now))
-        if old is None or new is None:  # the text of many sources is a hash
-            found = ", ".join(f"{name!r}: {_size(name, source):,} samples" for name, source in self._sources.items())
-            return f"A source that the run has read is another one now, or has another order. The sources are {found}. "
-        changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-        said = [f"source {name!r}: {old.get(name, 'none')} then, {new.get(name, 'none')} now" for name in changed]
-        return f"What differs is {'; '.join(said)}. "
+        return self._sources.explain(before, now)
 
     @property
     def step(self) -> int:
@@ -429,15 +282,6 @@ class Stages(Plan):
             )
         return part.remaining(Cursor(samples=position))
 
-    def _blend(self, number: int, stage: Stage) -> Blend:
-        weights = stage.weights_by_name
-        self._check_names(weights, f"stage {number}")
-        ends = []
-        for end in (0, 1):
-            total = math.fsum(weight[end] for weight in weights.values())
-            ends.append(np.array([weights.get(name, (0, 0))[end] / total for name in self._sources], dtype=np.float64))
-        return Blend(stage.size, *ends)
-
     def _check_reads(self) -> None:
         """Raise a ValueError if a stage names a source and gets no sample of it."""
         for row in self.plan().rows:
@@ -447,89 +291,7 @@ class Stages(Plan):
                     f"no sample of {row.source!r}, wanted at least one. Give it a larger weight, or use a larger window or stage."
                 )
 
-    def _check_names(self, names: Mapping[str, Any], where: str) -> None:
-        for name in names:
-            if name not in self._sources:
-                known = list(self._sources)
-                raise ValueError(
-                    f"Stages: {where} names the source {name!r}, wanted one of {known}.{did_you_mean(str(name), known)}"
-                )
-
-
-class StageRow(NamedTuple):
-    """What a stage reads of a source.
-
-    Attributes:
-        stage: Number of the stage.
-        source: Name of the source.
-        samples: Samples that the stage reads of it.
-        tokens: Tokens in these: the stride of a TokenDataset, or the mean of `lengths()`, for each; None if unknown.
-        first_pass: Passes over the source before the stage; 2.5 is half of the third pass.
-        last_pass: The same after the stage.
-    """
-
-    stage: int
-    source: str
-    samples: int
-    tokens: int | None
-    first_pass: float
-    last_pass: float
-
-
-@dataclass(frozen=True, slots=True)
-class StagesPlan:
-    """What each stage reads; `str()` gives a few lines of text.
-
-    Attributes:
-        stages: The stages.
-        rows: A row for each stage and each of its sources.
-    """
-
-    stages: tuple[Stage, ...]
-    rows: tuple[StageRow, ...]
-
-    def __str__(self) -> str:
-        lines = []
-        for number, stage in enumerate(self.stages):
-            how = f"batches of {stage.batch_size}" if stage.batch_size else f"steps of {stage.global_batch_size}"
-            lines.append(f"stage {number}: {stage.size:,} samples in {how}")
-            for row in self.rows:
-                if row.stage == number:
-                    tokens = "" if row.tokens is None else f", {row.tokens:,} tokens"
-                    passes = f"passes {row.first_pass:,.2f} to {row.last_pass:,.2f}"
-                    lines.append(f"  {row.source}: {row.samples:,} samples{tokens}, {passes}")
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        return table("Training in stages", [(line,) for line in str(self).splitlines()])
-
-
-def _size(name: str, source: Any) -> int:
-    if isinstance(source, int):
-        return source
-    if not is_map_style(source):
-        raise TypeError(
-            f"Stages: the source {name!r} is of type {type(source).__name__}, wanted a dataset with __len__ and __getitem__. "
-            "Streams are mixed by lk.interleave."
-        )
-    return len(source)
-
-
-def _sources_in(text: str) -> dict[str, str] | None:
-    """Return what an identity says of each source; None if it has only a hash."""
-    inner = text.removeprefix("sources(").removesuffix(")")
-    parts = [part.split(": ", 1) for part in inner.split("; ")]
-    return {part[0]: part[1] for part in parts} if all(len(part) == 2 for part in parts) else None
-
 
 def _start(cursor: Cursor) -> int:
     """Return the samples of the schedule before the cursor's epoch."""
     return cursor.plan[0] if cursor.plan else 0
-
-
-def _tokens(source: Any) -> float | None:
-    """Return the mean tokens of a source's samples; None if it does not know them."""
-    stride = own_attribute(source, "stride")
-    if isinstance(stride, int):
-        return stride
-    return float(np.mean(source.lengths())) if knows_lengths(source) else None

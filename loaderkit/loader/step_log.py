@@ -88,7 +88,7 @@ class StepLog:
             raise ValueError(f"StepLog: step {step!r}, wanted a number from 0 to {MOST_STEPS - 1:,}.")
         now = (position.yielded() or position.point()) if point is None else point
         mark = self._mark if loader is self._loader else None
-        batches, follows = position.batches_since(mark, now)
+        batches, follows = position.passes.since(mark, now)
         if not batches:
             raise ValueError(
                 f"StepLog: step {step} without a batch: the loader has yielded none since the last record. Call record after "
@@ -98,11 +98,13 @@ class StepLog:
         shape = {"ranks": loader.world.size, "batch_size": config.batch_size, "tail": config.tail_policy}
         settings = shape, loader.skips
         if not follows or step < self._step or settings != self._settings:
-            text = pack_settings({**shape, "start": position.start_of_log(batches[0])})
+            # The lanes of all ranks of a stream are too much for a log.
+            start = None if position.step is None else position.state_at(batches[0])
+            text = pack_settings({**shape, "start": start})
         for cursor in map(position.cursor_at, batches):
             text += pack_step(Record(step, cursor.epoch, cursor.batches, cursor.samples))
         self._write(text)
-        self._loader, self._mark, self._step, self._settings = loader, position.mark(now), step, settings
+        self._loader, self._mark, self._step, self._settings = loader, position.passes.mark(now), step, settings
 
     def steps(self) -> list[int]:
         """Return the numbers of the steps in the file, ascending."""
@@ -174,7 +176,7 @@ class StepLog:
                 end = (
                     after.samples
                     if after.epoch == cursor.epoch
-                    else then.position.indexed("replay()").size_of(cursor.epoch)
+                    else then.position.indexed("replay()").plan.size_of(cursor.epoch)
                 )
                 found.append((cursor.epoch, cursor.samples, end))
         return Skips.of(found).stretches
@@ -189,7 +191,7 @@ class StepLog:
         ranks = range(self._find(step)[0][0].settings["ranks"]) if rank is None else [rank]
         for each in ranks:
             for then, cursor in self._places(loader, step, each):
-                key = then.position.indexed("replay()").key(cursor, 0)
+                key = then.position.indexed("replay()").plan.key(cursor, 0)
                 yield StepBatch(each, cursor, key.positions, key.indices)
 
     def _places(self, loader: Loader, step: int, rank: int) -> Iterator[tuple[Loader, Cursor]]:

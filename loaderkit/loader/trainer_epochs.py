@@ -37,7 +37,7 @@ class TrainerEpochs(torch_data.Sampler[int]):
 
     def _batches(self) -> Iterator[Int64Array]:
         epoch = self._position.cursor_at(self._position.upcoming()).epoch
-        indices = self._position.indexed("indices()").indices
+        indices = self._position.indexed("indices()").plan.indices
         return (indices(epoch, batch) for batch in range(self._position.length()))
 
     @property

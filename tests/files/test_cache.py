@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from loaderkit.files.cache import Cache
+from loaderkit.files.cache import Cache, Part
 
 FORK = multiprocessing.get_context("fork")
 
@@ -41,6 +41,22 @@ def writes(number: int, log: Path | None = None, wait_s: float = 0.0, size: int 
     return download
 
 
+def open_if_room(
+    cache: Cache, key: str, size_bytes: int, download: Callable[[BinaryIO], object], at_any_cost: bool = False
+) -> BinaryIO | None:
+    with cache.reserve(key, size_bytes, at_any_cost=at_any_cost) as part:
+        if isinstance(part, Part):
+            download(part.file)
+            return part.open()
+        return part
+
+
+def open_shard(cache: Cache, key: str, size_bytes: int, download: Callable[[BinaryIO], object]) -> BinaryIO:
+    file = open_if_room(cache, key, size_bytes, download, at_any_cost=True)
+    assert file is not None
+    return file
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != "loaderkit.lock")
 
@@ -48,18 +64,18 @@ def names(folder: Path) -> list[str]:
 def test_a_shard_is_downloaded_once_and_read_again(tmp_path: Path) -> None:
     cache, log = Cache(tmp_path / "new" / "folder", 10**6), tmp_path / "log"
     for _ in range(3):
-        with cache.open(key(1), 1000, writes(1, log)) as file:
+        with open_shard(cache, key(1), 1000, writes(1, log)) as file:
             assert file.read() == content(1)
     assert log.read_text() == "1\n"
     assert names(cache.folder) == [key(1) + ".lkshard"]
-    with cache.open(key(2), 0, lambda file: None) as file:
+    with open_shard(cache, key(2), 0, lambda file: None) as file:
         assert file.read() == b""
 
 
 def open_each(cache: Cache, *keys: str, log: Path | None = None) -> list[str]:
     """Open and close shards one after another, and return the keys of those that are there then."""
     for each in keys:
-        cache.open(each, 1000, writes(int(each[8:], 16), log)).close()
+        open_shard(cache, each, 1000, writes(int(each[8:], 16), log)).close()
         time.sleep(0.02)  # the times of their last use differ
     return [name.partition(".")[0] for name in names(cache.folder)]
 
@@ -107,18 +123,18 @@ def test_only_our_own_files_go(tmp_path: Path) -> None:
 def test_what_is_open_stays(tmp_path: Path) -> None:
     """Also a shard that was found there, and one that is downloaded. The limit is exceeded at any cost only."""
     cache, log = Cache(tmp_path, 2000), tmp_path / "log"
-    cache.open(key(2), 1000, writes(2)).close()
+    open_shard(cache, key(2), 1000, writes(2)).close()
     found = cache.find(key(2), 1000)
-    with cache.open(key(1), 1000, writes(1)) as first:
+    with open_shard(cache, key(1), 1000, writes(1)) as first:
         assert found is not None
-        assert cache.open_if_room(key(3), 1000, writes(3, log)) is None
+        assert open_if_room(cache, key(3), 1000, writes(3, log)) is None
         assert not log.exists()
         assert names(tmp_path) == [key(1) + ".lkshard", key(2) + ".lkshard"]
-        cache.open(key(3), 1000, writes(3)).close()
+        open_shard(cache, key(3), 1000, writes(3)).close()
         assert key(3) + ".lkshard" in names(tmp_path)
         assert first.read() + found.read() == content(1) + content(2)
     found.close()
-    opened = cache.open_if_room(key(4), 2000, writes(4, size=2000))
+    opened = open_if_room(cache, key(4), 2000, writes(4, size=2000))
     assert opened is not None
     assert opened.read() == content(4, 2000)
     opened.close()
@@ -127,8 +143,8 @@ def test_what_is_open_stays(tmp_path: Path) -> None:
 
 def test_a_shard_that_is_larger_than_the_cache_hangs_nobody(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 500)
-    assert cache.open_if_room(key(1), 1000, writes(1)) is None
-    with cache.open(key(1), 1000, writes(1)) as file:
+    assert open_if_room(cache, key(1), 1000, writes(1)) is None
+    with open_shard(cache, key(1), 1000, writes(1)) as file:
         assert file.read() == content(1)
 
 
@@ -136,7 +152,7 @@ def test_a_forked_child_keeps_what_it_has_open_and_releases_nothing_of_its_paren
     """A lock belongs to the open file, which a fork shares: it ends when the last of the two closes it."""
     cache = Cache(tmp_path, 1000)
     for first_closes in ("child", "parent"):
-        file = cache.open(key(1), 1000, writes(1))
+        file = open_shard(cache, key(1), 1000, writes(1))
         closes, ends = FORK.Event(), FORK.Event()
 
         def hold(file: BinaryIO = file, closes: Any = closes, ends: Any = ends) -> None:
@@ -151,11 +167,11 @@ def test_a_forked_child_keeps_what_it_has_open_and_releases_nothing_of_its_paren
             time.sleep(0.2)
         else:
             file.close()
-        assert cache.open_if_room(key(2), 1000, writes(2)) is None
+        assert open_if_room(cache, key(2), 1000, writes(2)) is None
         closes.set()
         file.close()
         end = time.monotonic() + 30
-        while (opened := cache.open_if_room(key(2), 1000, writes(2))) is None and time.monotonic() < end:
+        while (opened := open_if_room(cache, key(2), 1000, writes(2))) is None and time.monotonic() < end:
             time.sleep(0.02)
         assert opened is not None
         opened.close()
@@ -176,7 +192,7 @@ def test_an_orphan_of_a_killed_process_does_not_keep_its_download(tmp_path: Path
             connection.touch()
             time.sleep(60)
 
-        Cache(tmp_path / "cache", 2000).open(key(1), 1000, download)
+        open_shard(Cache(tmp_path / "cache", 2000), key(1), 1000, download)
 
     process = FORK.Process(target=trainer)
     process.start()
@@ -186,7 +202,7 @@ def test_an_orphan_of_a_killed_process_does_not_keep_its_download(tmp_path: Path
     process.kill()
     process.join()  # with a time limit it would wait for the child, too
     try:
-        with Cache(tmp_path / "cache", 2000).open(key(1), 1000, writes(1)) as file:
+        with open_shard(Cache(tmp_path / "cache", 2000), key(1), 1000, writes(1)) as file:
             assert file.read() == content(1)
         os.kill(pid.value, 0)  # it lives
     finally:
@@ -202,12 +218,12 @@ def bytes_in(folder: Path) -> int:
 def race(folder: Path, log: Path, size_bytes: int, failed: "multiprocessing.Queue[str]") -> None:
     cache = Cache(folder, size_bytes)
     for number in (1, 2, 3, 4):
-        while (file := cache.open_if_room(key(number), 1000, writes(number, log, 0.02))) is None:
+        while (file := open_if_room(cache, key(number), 1000, writes(number, log, 0.02))) is None:
             time.sleep(0.001)
         with file:
             if file.read() != content(number):
                 failed.put(f"{number} is wrong")
-            with cache._locked():  # so that nobody evicts and reserves in between
+            with cache.locked():  # so that nobody evicts and reserves in between
                 used = bytes_in(folder)
             if used > size_bytes:
                 failed.put(f"{used} bytes used")
@@ -252,7 +268,7 @@ def killed_at(folder: Path, place: str) -> None:
         os.fsync = die  # type: ignore[assignment]
     elif place == "while space is taken":
         os.posix_fallocate = die  # type: ignore[assignment]
-    Cache(folder, 2000).open(key(1), 1000, download)
+    open_shard(Cache(folder, 2000), key(1), 1000, download)
 
 
 @pytest.mark.parametrize(
@@ -264,30 +280,30 @@ def test_a_killed_download_hangs_nobody_and_leaves_nothing_that_is_used(tmp_path
     child.join(60)
     assert child.exitcode == -signal.SIGKILL
     assert names(tmp_path) == [key(1) + ".lkpart"]
-    with Cache(tmp_path, 2000).open(key(2), 2000, writes(2, size=2000)) as file:  # needs the space of the part
+    with open_shard(Cache(tmp_path, 2000), key(2), 2000, writes(2, size=2000)) as file:  # needs the space of the part
         assert file.read() == content(2, 2000)
     assert names(tmp_path) == [key(2) + ".lkshard"]
-    with Cache(tmp_path, 2000).open(key(1), 1000, writes(1)) as file:
+    with open_shard(Cache(tmp_path, 2000), key(1), 1000, writes(1)) as file:
         assert file.read() == content(1)
 
 
 def test_a_waiting_process_takes_over_from_a_killed_one(tmp_path: Path) -> None:
     def slow() -> None:
-        Cache(tmp_path, 2000).open(key(1), 1000, writes(1, wait_s=60))
+        open_shard(Cache(tmp_path, 2000), key(1), 1000, writes(1, wait_s=60))
 
     child = FORK.Process(target=slow)
     child.start()
     part = tmp_path / (key(1) + ".lkpart")
     while not part.exists() or part.stat().st_size < 1000:
         time.sleep(0.01)
-    other = FORK.Process(target=lambda: Cache(tmp_path, 2000).open(key(1), 1000, writes(1)).close())
+    other = FORK.Process(target=lambda: open_shard(Cache(tmp_path, 2000), key(1), 1000, writes(1)).close())
     other.start()
     time.sleep(0.3)
     assert other.is_alive()  # it waits
     child.kill()
     other.join(60)
     assert other.exitcode == 0
-    with Cache(tmp_path, 2000).open(key(1), 1000, lambda file: None) as file:
+    with open_shard(Cache(tmp_path, 2000), key(1), 1000, lambda file: None) as file:
         assert file.read() == content(1)
     child.join(60)
 
@@ -298,23 +314,23 @@ def test_a_failed_or_short_download_leaves_nothing(tmp_path: Path) -> None:
         raise ConnectionResetError("dropped")
 
     with pytest.raises(ConnectionResetError, match="dropped"):
-        Cache(tmp_path, 2000).open(key(1), 1000, broken)
+        open_shard(Cache(tmp_path, 2000), key(1), 1000, broken)
     with pytest.raises(OSError, match="the download has 4 bytes, wanted 1,000"):
-        Cache(tmp_path, 2000).open(key(1), 1000, lambda file: file.write(b"half"))
+        open_shard(Cache(tmp_path, 2000), key(1), 1000, lambda file: file.write(b"half"))
     assert names(tmp_path) == []
 
 
 def test_a_cut_shard_is_downloaded_again(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 2000)
-    cache.open(key(1), 1000, writes(1)).close()
+    open_shard(cache, key(1), 1000, writes(1)).close()
     os.truncate(tmp_path / (key(1) + ".lkshard"), 500)
-    with cache.open(key(1), 1000, writes(1)) as file:
+    with open_shard(cache, key(1), 1000, writes(1)) as file:
         assert file.read() == content(1)
 
 
 def test_a_full_disk_evicts_ours_then_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(tmp_path, 10**6)
-    cache.open(key(1), 1000, writes(1)).close()
+    open_shard(cache, key(1), 1000, writes(1)).close()
     real, calls = os.posix_fallocate, []
 
     def full(descriptor: int, start: int, size: int) -> None:
@@ -324,10 +340,10 @@ def test_a_full_disk_evicts_ours_then_says_so(tmp_path: Path, monkeypatch: pytes
         real(descriptor, start, size)
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    cache.open(key(2), 1000, writes(2)).close()
+    open_shard(cache, key(2), 1000, writes(2)).close()
     assert names(tmp_path) == [key(2) + ".lkshard"]
     with pytest.raises(OSError, match=r"no space for a shard of 6,000 bytes in the cache .* cache_dir=None") as caught:
-        cache.open(key(3), 6000, writes(3))
+        open_shard(cache, key(3), 6000, writes(3))
     assert caught.value.errno == errno.ENOSPC
     assert names(tmp_path) == []
 
@@ -338,7 +354,7 @@ def test_a_disk_that_fills_up_while_writing_leaves_nothing(tmp_path: Path) -> No
             device.write(b"x")
 
     with pytest.raises(OSError, match="no space for a shard of 1,000 bytes") as caught:
-        Cache(tmp_path, 2000).open(key(1), 1000, full)
+        open_shard(Cache(tmp_path, 2000), key(1), 1000, full)
     assert caught.value.errno == errno.ENOSPC
     assert names(tmp_path) == []
 
@@ -353,7 +369,7 @@ def test_a_fork_amid_a_download_keeps_no_other_thread_waiting(tmp_path: Path) ->
         file.write(content(1))
 
     def read() -> bytes:
-        with cache.open(key(1), 1000, download) as file:
+        with open_shard(cache, key(1), 1000, download) as file:
             return file.read()
 
     with ThreadPoolExecutor(2) as pool:
@@ -375,4 +391,4 @@ def test_a_fork_amid_a_download_keeps_no_other_thread_waiting(tmp_path: Path) ->
 def test_a_folder_that_cannot_be_made_names_the_setting(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OSError, match=r"cannot write to the cache .*file.*cache_dir=\.\.\..*cache_dir=None"):
-        Cache(tmp_path / "file" / "cache", 2000).open(key(1), 1000, writes(1))
+        open_shard(Cache(tmp_path / "file" / "cache", 2000), key(1), 1000, writes(1))

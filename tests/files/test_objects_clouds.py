@@ -22,7 +22,8 @@ from shards_written import folder_index
 
 import loaderkit as lk
 from loaderkit.cli.command import main
-from loaderkit.files.object_stores import find_store
+from loaderkit.files.fsspec_store import FsspecStore
+from loaderkit.files.obstore_settings import find_opening
 
 pytest.importorskip("obstore")
 fsspec = pytest.importorskip("fsspec")
@@ -371,7 +372,7 @@ def test_credentials_are_those_of_adlfs(microsoft: Cloud, monkeypatch: pytest.Mo
 def test_accounts_of_azure_have_their_own_address(options: dict[str, Any], settings: dict[str, Any] | None) -> None:
     pytest.importorskip("adlfs")
     options = options | {"account_name": "me"}
-    found = find_store("az://bucket/x.bin", options, 10, lambda: fsspec.filesystem("az", **options))
+    found = find_opening("az://bucket/x.bin", FsspecStore(options, 10))
     if settings is None:
         assert found is None
         return

@@ -251,7 +251,7 @@ def _shards(place: str, header: Any, start: int, storage: Storage) -> dict[str, 
 
 def _read(place: str, start: int, stop: int, storage: Storage) -> bytes:
     if is_remote(place):
-        return storage.read_some(place, start, stop, apart=True)
+        return storage.read(place, start, stop, apart=True)
     try:
         file = open_regular(place)
     except (ValueError, IsADirectoryError) as error:

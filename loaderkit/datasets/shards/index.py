@@ -53,7 +53,7 @@ class LaterOffsets:
         if self.content is not None:
             content = self.content
         elif is_remote(self.place):
-            content = self.storage.read_some(self.place, self.start, self.stop)
+            content = self.storage.read(self.place, self.start, self.stop)
         else:
             with open_regular(self.place) as file:
                 file.seek(self.start)

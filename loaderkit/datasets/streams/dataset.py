@@ -108,26 +108,35 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         lanes, window, seed, share, block = map(plain_integer, (lanes, window, seed, share, block))
         self.lanes, self.window, self.shuffled, self.seed = lanes, window, shuffle, seed
         self.share, self.block = share, block
+        self._check()
+        self._start(() if transform is None else (Step(transform),))
+
+    def _check(self) -> None:
+        """Refuse settings that are out of range, or that the reader does not allow."""
         if not self.shards:
             raise ValueError("stream: there are no shards, wanted at least one name. Check the pattern they come from.")
         if len(set(self.shards)) < len(self.shards):
             twice = next(name for number, name in enumerate(self.shards) if name in self.shards[:number])
             raise ValueError(f"stream: shard {twice!r} comes twice. Give each shard once.")
-        for name, value in (("lanes", lanes), ("window", window), ("share", share), ("block", block)):
+        for name, value in (
+            ("lanes", self.lanes),
+            ("window", self.window),
+            ("share", self.share),
+            ("block", self.block),
+        ):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"stream: {name} is {value!r}, wanted an integer of at least 1.")
-        if not isinstance(seed, int) or isinstance(seed, bool):
-            raise ValueError(f"stream: seed is {seed!r}, wanted an integer.")
-        if share > lanes:
-            raise ValueError(f"stream: share={share} of {lanes} lanes, wanted at most {lanes}.")
-        if share > 1 and not getattr(read, "skips", True):
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise ValueError(f"stream: seed is {self.seed!r}, wanted an integer.")
+        if self.share > self.lanes:
+            raise ValueError(f"stream: share={self.share} of {self.lanes} lanes, wanted at most {self.lanes}.")
+        if self.share > 1 and not getattr(self.read, "skips", True):
             raise ValueError(
-                f"stream: share={share}, and the reader {read!r} can't skip: for each block it would read everything "
+                f"stream: share={self.share}, and the reader {self.read!r} can't skip: for each block it would read everything "
                 "before. Leave share out, write more shards, or give a reader that skips: read(shard, start)."
             )
-        if shuffle and self.grows:
-            raise _grows(read)
-        self._start(() if transform is None else (Step(transform),))
+        if self.shuffled and self.grows:
+            raise _grows(self.read)
 
     def _start(self, steps: tuple[Step, ...]) -> None:
         self._steps = steps

@@ -1,5 +1,6 @@
 """Read a whole table into memory, from CSV, Parquet or Arrow files, or from arrays."""
 
+import importlib.util
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -45,15 +46,27 @@ def read_table(
             f"{where}: is a {type(data).__name__}, which is not in memory; wanted a table that is: frame.collect() of polars, "
             "dataset.to_table() of Arrow, frame.compute() of dask, or the files themselves."
         )
-    try:
-        import pyarrow as pa
-    except ImportError as error:
+    if importlib.util.find_spec("pyarrow") is None:
         raise ImportError(
             f"{where}: reading files needs pyarrow. Run: pip install '.[arrow]' in a checkout of loaderkit."
-        ) from error
-    tables: list[Any] = []
+        )
     urls: Any = data
-    for shard in expand(urls, _TEXT + _BINARY, storage):
+    whole = _read_files(expand(urls, _TEXT + _BINARY, storage), where, missing_values, delimiter, storage)
+    return {
+        name: _to_column(whole.column(name), f"{where}, column {name!r}", parse=name not in text)
+        for name in whole.column_names
+        if name not in ignore
+    }
+
+
+def _read_files(
+    shards: Sequence[str], where: str, missing_values: Sequence[str], delimiter: str, storage: Storage | None
+) -> Any:
+    """Read files with the same columns as one table of Arrow."""
+    import pyarrow as pa
+
+    tables: list[Any] = []
+    for shard in shards:
         with open_file(shard, storage) as file:
             try:
                 shard_table = _read_file(file, shard, missing_values, delimiter)
@@ -65,14 +78,9 @@ def read_table(
             raise ShardError(f"{shard}: has the columns {names}, wanted {wanted}.")
         tables.append(shard_table.select(tables[0].column_names) if tables else shard_table)
     try:
-        whole = pa.concat_tables(tables, promote_options="permissive")
+        return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
         raise ShardError(f"{where}: its files have columns of different types: {error}") from error
-    return {
-        name: _to_column(whole.column(name), f"{where}, column {name!r}", parse=name not in text)
-        for name in whole.column_names
-        if name not in ignore
-    }
 
 
 def _in_memory(values: Any, where: str) -> Column:

@@ -33,7 +33,7 @@ def read_starts(shard: str, found: Stat, storage: Storage) -> Int64Array | None:
     place = shard + _SUFFIX
     content = None
     with contextlib.suppress(FileNotFoundError):
-        content = storage.read_some(place, 0, _MOST) if is_remote(shard) else Path(place).read_bytes()
+        content = storage.read(place, 0, _MOST) if is_remote(shard) else Path(place).read_bytes()
     if content is None:
         return None
     starts = np.frombuffer(content[: len(content) // 8 * 8], "<u8").astype(np.int64)

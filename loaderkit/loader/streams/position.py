@@ -16,6 +16,7 @@ from loaderkit.loader.engines import describe_stream
 from loaderkit.loader.position import Position
 from loaderkit.loader.streams.iterable import WorkerLanes
 from loaderkit.loader.streams.lanes import Lanes
+from loaderkit.loader.streams.passes import RankPasses
 from loaderkit.loader.streams.rank_reader import RankReader
 from loaderkit.loader.streams.rendezvous import Rendezvous
 from loaderkit.loader.streams.shards import ShardLanes
@@ -43,7 +44,7 @@ _NO_INDEX = {  # why a stream cannot do what it is asked
 }
 
 
-class StreamPosition(Position):
+class StreamPosition(Position[RankCursor]):
     """Where each lane of this rank is. A lane is a part of the stream that one worker reads in sequence.
 
     Rank r of R reads the lanes r, r + R, ..., which take turns to give a batch. A point is a `RankCursor`. The other ranks
@@ -56,7 +57,8 @@ class StreamPosition(Position):
         kind = ShardLanes if isinstance(dataset, StreamDataset) else WorkerLanes
         self._lanes: Lanes = kind(dataset, config, self.crew)
         self._rendezvous = Rendezvous(config.store, config.meet_timeout_s)
-        self._passes = 0  # started so far
+        self._started = 0  # passes so far
+        self.passes = RankPasses()
         self._told_length = False  # whether anybody asked for a length that only the data knows
         self._reader: RankReader | None = None  # of this rank's lanes, once the world is known
         self._stand_at(StreamCursor())
@@ -68,10 +70,10 @@ class StreamPosition(Position):
             self._go_to_next_epoch()
         self.check_ranks()
         self.begun = True
-        self._passes += 1
+        self._started += 1
         self.turn += 1
         reader = self._bind()
-        if self._passes == 1 and (remark := inexact(self._lanes.left())) is not None:
+        if self._started == 1 and (remark := inexact(self._lanes.left())) is not None:
             self.say(remark)
         if (remark := self._lanes.idle_workers(len(reader.places))) is not None:
             self.say(remark)
@@ -200,26 +202,6 @@ class StreamPosition(Position):
     def indexed(self, asked: str) -> Never:
         raise TypeError(f"loader: {asked} is for data with an index: {_NO_INDEX[asked]}")
 
-    def mark(self, point: RankCursor) -> RankCursor:
-        return point
-
-    def batches_since(self, mark: RankCursor | None, now: RankCursor) -> tuple[list[RankCursor], bool]:
-        before = mark
-        if now.batches:
-            same = before is not None and before.epoch == now.epoch and before.batches < now.batches
-            first = before.batches if same and before is not None else now.batches - 1
-            follows = same or (before is not None and before.epoch + 1 == now.epoch and first == 0)
-            return [now._replace(batches=number) for number in range(first, now.batches)], follows
-        if before == now or not now.epoch:
-            return [], False
-        # The epoch ended with one more batch, as far as anybody knows.
-        follows = before is not None and before.epoch + 1 == now.epoch
-        batches = before.batches if follows and before is not None else 0
-        return [now._replace(epoch=now.epoch - 1, batches=batches)], follows
-
-    def start_of_log(self, point: RankCursor) -> None:
-        return None  # the lanes of all ranks are too much for a log
-
     def _stand_at(self, cursor: StreamCursor) -> None:
         self.close()
         self._origin, self._since = cursor, 0
@@ -326,7 +308,7 @@ class StreamPosition(Position):
 
     def _all_have(self, when: str, has_batch: bool) -> list[bool]:
         name = self._run_name()
-        return self._rendezvous.ask(name, f"{when}/{self._passes}", self.point(), self.crew.world, has_batch)
+        return self._rendezvous.ask(name, f"{when}/{self._started}", self.point(), self.crew.world, has_batch)
 
     def _run_name(self) -> str:
         """Return a name for this data and its epochs, under which its ranks meet."""

@@ -1,16 +1,13 @@
-"""Which of obstore's stores reads a URL, with the credentials and endpoint that fsspec's file system of that URL uses.
-
-fsspec lists gs:// and az://, and gives the versions of their objects: gcsfs asks Google's JSON API and obstore its XML API, and the two
-name a version (entity tag) differently. obstore reads their ranges alone. Google's file system is made here too, without gRPC.
-"""
+"""Which of obstore's classes reads a URL, with the credentials and endpoint that fsspec's file system of that URL uses."""
 
 import importlib.util
 import os
-import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from loaderkit.files.fsspec_store import FsspecStore
 
 Settings = dict[str, Any]
 
@@ -25,14 +22,13 @@ _S3_CLIENT = {"endpoint_url", "region_name"}
 _GOOGLE = {"token", "project", "access", "endpoint_url"}
 _AZURE = {"account_name", "account_key", "sas_token", "connection_string", "anon"}
 _GOOGLE_ELSEWHERE = {"STORAGE_EMULATOR_HOST", "GOOGLE_CLOUD_UNIVERSE_DOMAIN"}  # of the environment
-_WAITS = random.Random()  # the generator of the waits of gcsfs
 _GOOGLE_URL = "https://storage.googleapis.com"
 # Of S3: obstore asks botocore again 5 minutes before the end, which renews them.
 _CREDENTIALS_LAST = timedelta(minutes=10)
 
 
-class Store(NamedTuple):
-    """A store of obstore.
+class Opening(NamedTuple):
+    """How to open a store of obstore.
 
     Args:
         name: Name of its class.
@@ -45,15 +41,15 @@ class Store(NamedTuple):
     settings: Settings
 
 
-def find_store(url: str, options: Mapping[str, Any], timeout_s: float, filesystem: Callable[[], Any]) -> Store | None:
-    """Return the store for a URL; None if fsspec has to read it.
+def find_opening(url: str, by_fsspec: FsspecStore) -> Opening | None:
+    """Return how obstore opens the bucket of a URL; None if fsspec has to read it.
 
     Args:
         url: URL of an object.
-        options: Options of its file system, as fsspec takes them.
-        timeout_s: Time limit of a request.
-        filesystem: Returns the file system. It knows the credentials for Google and Azure, also those of the environment.
+        by_fsspec: Reads the same URL through fsspec. Its file system knows the credentials for Google and Azure, also those of the
+            environment.
     """
+    options = by_fsspec.options
     scheme, _, path = url.partition("://")
     name = STORES.get(scheme)
     if name is None or importlib.util.find_spec("obstore") is None:
@@ -61,34 +57,14 @@ def find_store(url: str, options: Mapping[str, Any], timeout_s: float, filesyste
     if name == "S3Store":
         settings = _s3_settings(options)
     elif name == "GCSStore":
-        settings = _google_settings(options, filesystem)
+        settings = _google_settings(options, url, by_fsspec)
     else:
-        settings = _azure_settings(options, filesystem)
+        settings = _azure_settings(options, url, by_fsspec)
     if settings is None:
         return None
-    settings["client_options"] = {"timeout": timedelta(seconds=timeout_s), "allow_http": True}
+    settings["client_options"] = {"timeout": timedelta(seconds=by_fsspec.timeout_s), "allow_http": True}
     settings["retry_config"] = {"max_retries": 0, "retry_timeout": timedelta(0)}  # `Retry` repeats requests
-    return Store(name, path.partition("/")[0], settings)
-
-
-def google_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str] | None:
-    """Return gcsfs's file system without gRPC, and the path in it; None for other URLs, or if the environment asks for gRPC.
-
-    gcsfs asks by gRPC of what kind a bucket is (https://github.com/fsspec/gcsfs/pull/773). gRPC crashes the workers that are
-    forked later, and only zonal buckets need it.
-    """
-    if not url.startswith(("gs://", "gcs://")) or os.environ.get("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"):
-        return None
-    from fsspec import get_filesystem_class
-
-    if not get_filesystem_class(url.partition(":")[0]).__module__.startswith("gcsfs."):  # a user's own
-        return None
-    import gcsfs.retry
-    from gcsfs.core import GCSFileSystem
-
-    gcsfs.retry.random = _WAITS  # it would draw its waits from Python's generator, which belongs to the samples
-    options = {**GCSFileSystem._get_kwargs_from_urls(url), **options}
-    return GCSFileSystem(**options), GCSFileSystem._strip_protocol(url)
+    return Opening(name, path.partition("/")[0], settings)
 
 
 def _s3_settings(options: Mapping[str, Any]) -> Settings | None:
@@ -143,10 +119,10 @@ def _s3_credentials() -> Any:
     }
 
 
-def _google_settings(options: Mapping[str, Any], filesystem: Callable[[], Any]) -> Settings | None:
+def _google_settings(options: Mapping[str, Any], url: str, by_fsspec: FsspecStore) -> Settings | None:
     if options.keys() - _GOOGLE or _GOOGLE_ELSEWHERE & os.environ.keys():
         return None
-    files = filesystem()
+    files, _ = by_fsspec.filesystem(url)
     if type(files).__module__ != "gcsfs.core":  # a subclass, such as that for zonal buckets, reads in its own way
         return None
     access = files.credentials
@@ -163,10 +139,10 @@ def _google_settings(options: Mapping[str, Any], filesystem: Callable[[], Any]) 
     return settings | {"skip_signature": False, "credential_provider": token}
 
 
-def _azure_settings(options: Mapping[str, Any], filesystem: Callable[[], Any]) -> Settings | None:
+def _azure_settings(options: Mapping[str, Any], url: str, by_fsspec: FsspecStore) -> Settings | None:
     if options.keys() - _AZURE:
         return None
-    client = filesystem().service_client  # has read the connection string and the environment
+    client = by_fsspec.filesystem(url)[0].service_client  # has read the connection string and the environment
     endpoint, _, sas_token = client.url.partition("?")
     settings: Settings = {"endpoint": endpoint.rstrip("/"), "use_emulator": False, "skip_signature": False}
     settings["account_name"] = getattr(client.credential, "account_name", None) or client.account_name or "unknown"

@@ -1,0 +1,108 @@
+"""The local copy of a remote file, which is made when it is wanted."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from loaderkit.files.cache import Cache, Part
+from loaderkit.files.listing import Stat, refuse_change
+from loaderkit.files.requests import Requests
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Copy:
+    """The copy of one version of a file in the cache of this host: it is there or not.
+
+    Args:
+        url: URL of the file, or a name for what is made of it.
+        found: The version.
+        cache: The folder of copies, and its limit.
+        requests: How to reach the file.
+        checksum: The BLAKE2b checksum (32 hexadecimal digits) that the file must have; empty for any.
+    """
+
+    url: str
+    found: Stat
+    cache: Cache
+    requests: Requests
+    checksum: str = ""
+
+    @property
+    def key(self) -> str:
+        """The name of the copy in the cache: the same for all processes that read from one server."""
+        options = self.requests.options
+        client = options.get("client_kwargs") or {}
+        endpoint = str(options.get("endpoint_url") or client.get("endpoint_url") or "")
+        version = self.found.etag or self.found.changed_ns
+        folder = json.dumps([self.url.rpartition("/")[0], endpoint])  # names the data
+        named = json.dumps([self.url, endpoint, self.found.size_bytes, version])
+        digests = (
+            hashlib.blake2b(text.encode(), digest_size=size).hexdigest() for text, size in ((folder, 4), (named, 12))
+        )
+        return "".join(digests)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the cache has it."""
+        return self.cache.has(self.key)
+
+    def find(self) -> BinaryIO | None:
+        """Open it if it is there."""
+        return self.cache.find(self.key, self.found.size_bytes)
+
+    def find_counted(self) -> BinaryIO | None:
+        """Open it for a reader if it is there, and count whether it is."""
+        file = self.find()
+        self.requests.counts.add("opened", 1)
+        if file is not None:
+            self.requests.counts.add("hits", 1)
+        return file
+
+    def open(self, *, whole: bool = False) -> BinaryIO | None:
+        """Open it, after a download if it is not there; None if there is no room for it.
+
+        Args:
+            whole: Make room even if that removes copies that are in use.
+
+        Raises:
+            ValueError: If the file has changed, or has another checksum.
+            OSError: If the file cannot be read, or the disk is full.
+        """
+        if self.found.size_bytes > self.cache.size_bytes:
+            return None
+        try:
+            with self.cache.reserve(self.key, self.found.size_bytes, at_any_cost=whole) as part:
+                if isinstance(part, Part):
+                    self._download(part.file)
+                    return part.open()
+                return part
+        except OSError as error:
+            if self.url not in str(error):
+                error.add_note(f"loaderkit: raised while downloading {self.url}.")
+            raise
+
+    def open_made(self, size_bytes: int, make: Callable[[], bytes]) -> BinaryIO | None:
+        """As `open`, of content that is made instead of downloaded, and has a size of its own."""
+        if size_bytes > self.cache.size_bytes:
+            return None
+        with self.cache.reserve(self.key, size_bytes) as part:
+            if isinstance(part, Part):
+                part.file.write(make())
+                return part.open()
+            return part
+
+    def refuse_change(self) -> None:
+        """Raise ValueError if the file has another version now."""
+        refuse_change(self.url, self.requests.stat(self.url), self.found)
+
+    def _download(self, file: BinaryIO) -> None:
+        content = self.requests.download(self.url, self.found.size_bytes, file)
+        if not self.checksum:
+            self.refuse_change()  # a change during the download, too
+        elif content != self.checksum:
+            raise ValueError(
+                f"{self.url}: has the checksum {content}, its folder's index has {self.checksum}. Upload the shard again, or run "
+                "`loaderkit index --folder-index` on its folder."
+            )

@@ -1,0 +1,152 @@
+"""Files of any URL through fsspec's file systems."""
+
+import asyncio
+import os
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from loaderkit.files.listing import Entry, Stat, Wanted, stat_of
+from loaderkit.system.retry import TransientError
+
+_CONNECTIONS = 64  # of a process to an S3 server, at most
+_WAITS = random.Random()  # the generator of the waits of gcsfs
+# File systems are never freed: in a forked process, their finalizers would use the parent's event loop and sockets.
+_KEPT: dict[object, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class FsspecStore:
+    """The store of each URL that fsspec knows.
+
+    Args:
+        options: Options of the file system, as fsspec takes them.
+        timeout_s: Time limit of one request.
+    """
+
+    options: Mapping[str, Any]
+    timeout_s: float
+
+    def info(self, url: str) -> Stat | None:
+        """Return the version of a file; None if the server gives no size."""
+        return _stat_in(self._call(url, "info"))
+
+    def get(self, url: str, start: int, stop: int, *, early: bool = False, apart: bool = False) -> bytes:
+        """Return a range of a file."""
+        content: bytes = self._call(url, "cat_file", start=start, end=stop)
+        return content
+
+    def put(self, url: str, content: bytes) -> None:
+        """Write a file as a whole."""
+        self._call(url, "pipe_file", content)
+
+    def list(self, wanted: Wanted) -> dict[str, Entry]:
+        """Return the file at a URL, all files in that folder, or the matches of a glob."""
+        files, path = self.filesystem(wanted.url)
+        if wanted.is_flat:
+            found = wanted.matching(_ls(files, path.rpartition("/")[0]))
+        elif wanted.is_glob:
+            found = files.glob(path, detail=True)
+        else:
+            # A folder of the web is a page whose address ends with a slash. To search a file there would be to read it.
+            page = self._info_of_page(wanted.url) if wanted.is_web else None
+            if page is not None and not str(page.get("url", "")).endswith("/"):
+                return {wanted.url: Entry("", _stat_in(page))}
+            found = files.find(path.rstrip("/") + ("/" if wanted.is_web else ""), detail=True)
+            if list(found) == [path] and not wanted.is_web:
+                known = isinstance(found, Mapping)  # adlfs lists a single file without its version
+                return {wanted.url: Entry("", stat_of(found[path]) if known else None)}
+        root = path.rstrip("/") + "/"
+        return {
+            str(files.unstrip_protocol(name)): Entry(name.removeprefix(root), _stat_in(info))
+            for name, info in found.items()
+        }
+
+    def filesystem(self, url: str) -> tuple[Any, str]:
+        """Return the file system of a URL, and the path in it.
+
+        Raises:
+            ImportError: If fsspec is not installed.
+        """
+        try:
+            import fsspec
+        except ImportError as error:
+            raise ImportError(
+                f"{url!r} is remote, which needs fsspec: pip install '.[remote]' in a checkout of loaderkit."
+            ) from error
+        options = {"use_listings_cache": False, **self.options}  # a cached listing hides changes
+        if url.startswith(("s3://", "s3a://")):
+            # `Retry` repeats requests. botocore would too, with waits from Python's generator, which belongs to the samples.
+            defaults = {"retries": {"max_attempts": 0}, "max_pool_connections": _CONNECTIONS}
+            options["config_kwargs"] = {**defaults, **options.get("config_kwargs", {})}
+        if url.startswith(("http://", "https://")):
+            # A compressed body has no ranges.
+            options["headers"] = {"Accept-Encoding": "identity", **options.get("headers", {})}
+        files, path = _google(url, options) or fsspec.core.url_to_fs(url, **options)
+        if not getattr(files, "async_impl", False):
+            return _KEPT.setdefault(id(files), files), path
+        # One for all threads: they share an event loop, and fsspec 2024.6 would open a session for each.
+        key = os.getpid(), type(files), fsspec.utils.tokenize(files.storage_options)
+        return _KEPT.setdefault(key, files), path
+
+    def _info_of_page(self, url: str) -> Mapping[str, object] | None:
+        """Return what a web server says of an address; None if there is nothing."""
+        try:
+            info: Mapping[str, object] = self._call(url, "info")
+        except FileNotFoundError as error:
+            if error.__cause__ is not None:  # fsspec raises it for every failure of a web server
+                raise
+            return None
+        return info if info["type"] == "file" else None
+
+    def _call(self, url: str, name: str, *arguments: object, **keywords: object) -> Any:
+        """Call a method of the file system of a URL, for the path in it."""
+        files, path = self.filesystem(url)
+        if not getattr(files, "async_impl", False):
+            return getattr(files, name)(path, *arguments, **keywords)
+        from fsspec.asyn import sync
+
+        async def within() -> Any:
+            try:
+                return await asyncio.wait_for(getattr(files, f"_{name}")(path, *arguments, **keywords), self.timeout_s)
+            except TimeoutError as error:
+                raise TransientError(f"no answer within {self.timeout_s:g} s") from error
+
+        return sync(files.loop, within)
+
+
+def _stat_in(info: Mapping[str, object]) -> Stat | None:
+    """Return the version of a file; None if its size is unknown, as in a web server's listing."""
+    return None if info.get("size") is None or info.get("type") == "directory" else stat_of(info)
+
+
+def _ls(files: Any, folder: str) -> dict[str, Mapping[str, object]]:
+    """Return the files directly in a folder by one listing: fsspec's glob makes several requests."""
+    try:
+        inside = files.ls(folder, detail=True)
+    except FileNotFoundError as error:
+        if error.__cause__ is not None and not isinstance(error.__cause__, KeyError):
+            raise
+        return {}
+    return {str(info["name"]): info for info in inside if info.get("type") != "directory"}
+
+
+def _google(url: str, options: Mapping[str, Any]) -> tuple[Any, str] | None:
+    """Return gcsfs's file system without gRPC, and the path in it; None for other URLs, or if the environment asks for gRPC.
+
+    gcsfs asks by gRPC of what kind a bucket is (https://github.com/fsspec/gcsfs/pull/773). gRPC crashes the workers that are
+    forked later, and only zonal buckets need it.
+    """
+    if not url.startswith(("gs://", "gcs://")) or os.environ.get("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"):
+        return None
+    from fsspec import get_filesystem_class
+
+    if not get_filesystem_class(url.partition(":")[0]).__module__.startswith("gcsfs."):  # a user's own
+        return None
+    import gcsfs.retry
+    from gcsfs.core import GCSFileSystem
+
+    gcsfs.retry.random = _WAITS  # it would draw its waits from Python's generator, which belongs to the samples
+    options = {**GCSFileSystem._get_kwargs_from_urls(url), **options}
+    return GCSFileSystem(**options), GCSFileSystem._strip_protocol(url)

@@ -1,0 +1,189 @@
+"""Objects of S3, Google Cloud Storage and Azure through obstore (extra `cloud`), for less CPU time than through fsspec.
+
+obstore's threads do not survive a fork. A process that forks from one that has used it leaves it alone. Before workers are forked,
+a program of its own lists and reads objects of S3.
+"""
+
+import ctypes
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, ClassVar
+
+from loaderkit.files.fsspec_store import FsspecStore
+from loaderkit.files.listing import Entry, Stat, Wanted, stat_of
+from loaderkit.files.obstore_process import NOT_FOUND
+from loaderkit.files.obstore_settings import find_opening
+from loaderkit.system.retry import TRANSIENT_STATUS, TransientError
+from loaderkit.system.worker_info import in_worker_process
+
+_LEAST_BYTES = 1 << 20  # of a range outside of workers: small ones are read before workers are forked
+_MOST_APART = 8  # programs that a process starts: for more requests, s3fs takes less time in all
+_KEY = re.compile(r"[\w=.-]+(/[\w=.-]+)*", re.ASCII)  # an object's name that obstore does not write in another way
+_STATUS = re.compile(r"status code: (\d{3})")
+
+
+class _Process:
+    stores: ClassVar[dict[str, Any]] = {}  # None: fsspec has to read
+    opening = threading.Lock()
+    parent_used_it = False
+    apart = 0  # programs started
+
+    @classmethod
+    def after_fork(cls) -> None:
+        for store in filter(None, cls.stores.values()):
+            cls.parent_used_it = True
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))  # its end waits for a lock that a lost thread may hold
+        cls.stores.clear()
+        cls.opening = threading.Lock()  # a thread that the child lacks may hold the parent's
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_Process.after_fork)
+
+
+class ObstoreStore:
+    """The store of a bucket: obstore reads its ranges, and fsspec does the rest.
+
+    fsspec gives the versions of objects: gcsfs asks Google's JSON API and obstore its XML API, and the two name a version (entity tag)
+    differently. fsspec also reads what obstore does not know: odd names and options, and small ranges before workers are forked.
+
+    Args:
+        scheme: Scheme of the URLs.
+        container: The bucket or container.
+        by_fsspec: Reads the same URLs through fsspec.
+    """
+
+    def __init__(self, scheme: str, container: str, by_fsspec: FsspecStore) -> None:
+        self._bucket, self._container, self._by_fsspec = f"{scheme}://{container}", container, by_fsspec
+        settings = [self._bucket, dict(by_fsspec.options), by_fsspec.timeout_s]
+        self._name = json.dumps(settings, sort_keys=True, default=repr)
+
+    def info(self, url: str) -> Stat | None:
+        """Return the version of an object."""
+        return self._by_fsspec.info(url)
+
+    def put(self, url: str, content: bytes) -> None:
+        """Write an object as a whole."""
+        self._by_fsspec.put(url, content)
+
+    def list(self, wanted: Wanted) -> dict[str, Entry]:
+        """Return the objects in a folder of S3, or the matches of a glob there, by another process; else by fsspec."""
+        return self._list_apart(wanted) or self._by_fsspec.list(wanted)
+
+    def get(self, url: str, start: int, stop: int, *, early: bool = False, apart: bool = False) -> bytes:
+        """Return a range of an object.
+
+        Raises:
+            FileNotFoundError: If there is no such object.
+            PermissionError: If the server refuses access.
+            TransientError: If another attempt may succeed.
+            OSError: If it cannot be read.
+        """
+        content: bytes | None = None
+        key = url.removeprefix(f"{self._bucket}/")
+        if in_worker_process() or not (early or stop - start < _LEAST_BYTES):  # a worker forks no other
+            content = self._read(key, start, stop)
+        elif apart:
+            content = self._run_apart("read", key, start, stop)
+        return self._by_fsspec.get(url, start, stop) if content is None else content
+
+    def _read(self, key: str, start: int, stop: int) -> Any:
+        """Return a range as a buffer of bytes; None if fsspec has to read it."""
+        if not _KEY.fullmatch(self._container) or not _KEY.fullmatch(key) or _Process.parent_used_it:
+            return None
+        with _Process.opening:
+            if self._name not in _Process.stores:
+                _Process.stores[self._name] = self._open()
+        store = _Process.stores[self._name]
+        if store is None:
+            return None
+        import obstore
+
+        try:
+            return obstore.get_range(store, key, start=start, end=stop)
+        except (FileNotFoundError, obstore.exceptions.BaseError) as error:
+            said = str(error).partition("\n\nDebug source")[0]
+            if not isinstance(error, FileNotFoundError) and "redirect" in said and not _is_refused(said):
+                _Process.stores[self._name] = None  # the bucket is in another region, which s3fs finds out
+                return None
+            raise _named(error, said) from None
+
+    def _open(self) -> Any:
+        """Return obstore's store; None if fsspec has to read, or has to say what is wrong with the options."""
+        found = find_opening(f"{self._bucket}/", self._by_fsspec)
+        if found is None:
+            return None
+        import obstore.store
+
+        try:
+            return getattr(obstore.store, found.name)(found.container, **found.settings)
+        except (obstore.exceptions.BaseError, ValueError):
+            return None
+
+    def _list_apart(self, wanted: Wanted) -> dict[str, Entry]:
+        """Return the objects that another process finds; none if s3fs has to list them."""
+        if not wanted.is_flat and (wanted.is_glob or not wanted.url.endswith("/")):
+            return {}
+        prefix = wanted.folder.rstrip("/").removeprefix(self._bucket).removeprefix("/")
+        listed = self._run_apart("list", prefix or None, not wanted.is_glob)
+        if listed is None or not all(_KEY.fullmatch(key) for key, *_ in listed):
+            return {}
+        root = f"{prefix}/" if prefix else ""
+        found = {
+            key: stat_of({"size": size, "LastModified": changed, "ETag": tag})
+            for key, size, changed, tag in listed
+            if key.startswith(root)
+        }
+        found = wanted.matching(found) if wanted.is_glob else found
+        return {f"s3://{self._container}/{key}": Entry(key.removeprefix(root), stat) for key, stat in found.items()}
+
+    def _run_apart(self, call: str, key: str | None, *arguments: object) -> Any:
+        """Return what `obstore_process` finds; None if s3fs has to find it or its errors."""
+        known = self._bucket.startswith(("s3://", "s3a://")) and _KEY.fullmatch(self._container)
+        if not known or (key is not None and not _KEY.fullmatch(key)):
+            return None
+        if _Process.apart >= _MOST_APART or getattr(sys, "frozen", False):
+            return None
+        if (found := find_opening(f"{self._bucket}/", self._by_fsspec)) is None:
+            return None
+        _Process.apart += 1
+        settings = found.settings
+        if (provider := settings.pop("credential_provider", None)) is not None:
+            given = provider()
+            settings |= {"access_key_id": given["access_key_id"], "secret_access_key": given["secret_access_key"]}
+            settings |= {"session_token": given["token"]} if given["token"] else {}
+        # Secrets are not for the command line.
+        task = pickle.dumps((sys.path, self._container, settings, call, (key, *arguments)))
+        command = [sys.executable, "-P", str(Path(__file__).with_name("obstore_process.py"))]
+        try:
+            done = subprocess.run(command, input=task, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+        except OSError:
+            return None
+        if done.returncode == NOT_FOUND and call == "read":
+            raise FileNotFoundError(f"{self._bucket}/{key}")
+        return pickle.loads(done.stdout) if done.returncode == 0 else None
+
+
+def _status_in(said: str) -> int | None:
+    found = _STATUS.search(said)
+    return int(found[1]) if found else None
+
+
+def _is_refused(said: str) -> bool:
+    return _status_in(said) in (401, 403)
+
+
+def _named(error: Exception, said: str) -> OSError:
+    """Return an error of obstore as one that says whether another attempt may succeed."""
+    status = _status_in(said)
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(said)
+    if _is_refused(said):
+        return PermissionError(said)
+    return TransientError(said) if status is None or status in TRANSIENT_STATUS else OSError(said)
