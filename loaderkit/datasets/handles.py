@@ -98,7 +98,7 @@ class Handle(Generic[T]):
         opener = _open_lmdb if self._open is _lmdb("open") else self._open
         return {"_open": opener, "_args": self._args, "_kwargs": self._kwargs}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._reset()
 

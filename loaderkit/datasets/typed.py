@@ -11,6 +11,6 @@ def typed(dataset: Any) -> Any:
     return HFDataset(dataset) if is_rows(dataset) else dataset
 
 
-def as_typed_dataset(value: Any, where: str, way_out: str = "") -> Any:
+def as_typed_dataset(value: object, where: str, way_out: str = "") -> Any:
     """Return a value as a dataset whose samples are read by position, and have their dtypes; see `as_dataset`."""
     return typed(as_dataset(value, where, way_out))

@@ -1,14 +1,14 @@
 """Lance datasets: the rows of one version, taken by number."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from loaderkit.datasets.arrow.columns import Column, layout_of, make_batch
-from loaderkit.datasets.base import check_index, check_indices
+from loaderkit.datasets.base import Transform, check_index, check_indices
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.handles import Handle
 from loaderkit.datasets.places import Place
@@ -17,6 +17,9 @@ from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.arrow_values import to_samples
 from loaderkit.system.digests import digest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class LanceDataset(DeclaresDraws):
@@ -57,7 +60,7 @@ class LanceDataset(DeclaresDraws):
         version: int | None = None,
         columns: Sequence[str] | None = None,
         *,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
         self.uri, self.transform = os.fspath(uri), transform
@@ -119,7 +122,7 @@ class LanceDataset(DeclaresDraws):
         name = os.path.basename(self.uri.rstrip("/"))  # noqa: PTH119 - also a URL's
         return f"lance-1 {name} version {self.version} {digest(self._fragments, repr(self.columns))}"
 
-    def _read(self, indices: Int64Array) -> list[dict[str, Any]]:
+    def _read(self, indices: Int64Array) -> list[dict[str, object]]:
         if not len(indices):
             return []
         found, rows = self._take(indices)
@@ -151,13 +154,13 @@ def _open(uri: str, version: int | None, options: dict[str, str] | None) -> Any:
         return lance.dataset(uri, version=version, storage_options=options)
 
 
-def _is_blob(field: Any) -> bool:
+def _is_blob(field: "pa.Field") -> bool:
     """Return whether a column's bytes lie apart; a plain read of it gives their places."""
     old = (field.metadata or {}).get(b"lance-encoding:blob") == b"true"
     return old or str(getattr(field.type, "extension_name", "")).startswith("lance.blob")
 
 
-def _whole(column: Any) -> Any:
+def _whole(column: "pa.ChunkedArray") -> "pa.Array":
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 

@@ -241,7 +241,7 @@ def _may_lack_rows(picture: Any) -> bool:
     return "interlace" in picture.info or not any(picture.crop((0, height - 1, width, height)).tobytes())
 
 
-def is_picture(value: Any) -> bool:
+def is_picture(value: object) -> bool:
     """Return whether a value is a Pillow picture, without importing Pillow."""
     return any(kind.__module__ == "PIL.Image" for kind in type(value).__mro__)
 

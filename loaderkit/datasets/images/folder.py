@@ -1,13 +1,13 @@
 """Pictures in one folder for each class."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from loaderkit.datasets.base import check_index
+from loaderkit.datasets.base import Transform, check_index
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture
@@ -68,7 +68,7 @@ class ImageFolder(DeclaresDraws):
         self,
         root: str | os.PathLike[str],
         *,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         extensions: Sequence[str] = EXTENSIONS,
         allow_empty: bool = False,
         max_pixels: int | None = MAX_PIXELS,
@@ -125,7 +125,7 @@ class ImageFolder(DeclaresDraws):
             raise ValueError(f"{path}: {error}") from error
         return picture if self.transform is None else self.transform(picture), int(self.targets[index])
 
-    def _lazy(self, content: bytes, path: Path) -> Any:
+    def _lazy(self, content: bytes, path: Path) -> object:
         image: Any = _lazy_image()(content, max_pixels=self.max_pixels, name=str(path))
         found = image if self.transform is None else self.transform(image)
         return found.decode() if isinstance(found, _lazy_image()) else found

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from loaderkit.datasets.base import Transform
+
 _FUNCTIONAL, _SIZE = "transforms.v2.functional", "ImageDataModule: size="
 
 
@@ -27,7 +29,7 @@ def torchvision_module(name: str, wanted_by: str) -> Any:
 class LabelledPictures:
     """A dataset of `(picture, label)`, with tensors or Pillow pictures, whose pictures are uint8 RGB tensors (3, H, W)."""
 
-    def __init__(self, dataset: Any, transform: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, dataset: Any, transform: Transform | None = None) -> None:
         self.dataset = dataset
         self.transform = transform
 
@@ -84,7 +86,7 @@ def default_splits(kind: Any) -> dict[str, Any]:
 
 
 def open_torchvision(
-    kind: Any, split: Any, root: str | os.PathLike[str], *, download: bool, options: Mapping[str, Any]
+    kind: Any, split: object, root: str | os.PathLike[str], *, download: bool, options: Mapping[str, Any]
 ) -> Any:
     """Open a split of a torchvision dataset; raise a FileNotFoundError if it is not in `root` and not to be downloaded."""
     settings = inspect.signature(kind).parameters

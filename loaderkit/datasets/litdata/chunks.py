@@ -15,6 +15,8 @@ from loaderkit.datasets.shards.sharded import group_places
 from loaderkit.datasets.unpacking import unpack
 from loaderkit.system.arrays import Int64Array
 
+DecodeRow = Callable[[memoryview, int], object]  # from an item's bytes and its row to a sample
+
 ARROW_MAGIC, FRAMED_MAGIC = b"LDARW01\0", b"LDFZ01\0\0"
 ARROW_END = struct.Struct("<I8s")  # length of the Arrow file, magic
 FRAMED_HEAD = struct.Struct("<8sHHIII")  # magic, version, flags, items, items of a frame, frames
@@ -33,7 +35,7 @@ class Chunk(ABC):
         self.file.close()
 
     @abstractmethod
-    def samples(self, rows: Int64Array, decode: Callable[[memoryview, int], Any]) -> list[Any]:
+    def samples(self, rows: Int64Array, decode: DecodeRow) -> list[object]:
         """Return samples (B,); `decode` makes one from an item's bytes and its row."""
 
 
@@ -44,7 +46,7 @@ class PlainChunk(Chunk):
         super().__init__(file)
         self._bounds, self._packed = bounds, packed
 
-    def samples(self, rows: Int64Array, decode: Callable[[memoryview, int], Any]) -> list[Any]:
+    def samples(self, rows: Int64Array, decode: DecodeRow) -> list[object]:
         starts, ends = self._bounds[rows].tolist(), self._bounds[rows + 1].tolist()
         content, places = self.file.read_together(starts, ends)
         found = []
@@ -82,8 +84,8 @@ class FramedChunk(Chunk):
         self._bounds, self._frames = bounds, frames
         self._kept = _Kept()
 
-    def samples(self, rows: Int64Array, decode: Callable[[memoryview, int], Any]) -> list[Any]:
-        found: list[Any] = [None] * len(rows)
+    def samples(self, rows: Int64Array, decode: DecodeRow) -> list[object]:
+        found: list[object] = [None] * len(rows)
         numbers = np.searchsorted(self._frames["first"], rows, side="right") - 1
         for number, places in group_places(numbers):
             content = self._kept.get(number, self._unpack)
@@ -130,8 +132,8 @@ class ArrowChunk(Chunk):
                 file.shard, f"{self._reader.num_record_batches:,} batches of {self._each:,} for {samples:,} samples"
             )
 
-    def samples(self, rows: Int64Array, decode: Callable[[memoryview, int], Any]) -> list[Any]:
-        found: list[Any] = [None] * len(rows)
+    def samples(self, rows: Int64Array, decode: DecodeRow) -> list[object]:
+        found: list[object] = [None] * len(rows)
         for number, places in group_places(rows // self._each):
             try:
                 batch = self._kept.get(number, self._read)
@@ -158,7 +160,7 @@ def _arrow_error(shard: str, what: str) -> ShardError:
 class _Batches:
     """Batches in memory, as a reader of an Arrow file has them."""
 
-    def __init__(self, batches: Sequence[Any]) -> None:
+    def __init__(self, batches: Sequence[object]) -> None:
         self._batches, self.num_record_batches = batches, len(batches)
 
     def get_batch(self, number: int) -> Any:

@@ -1,14 +1,13 @@
 """Video as clips of a few frames."""
 
 import os
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from loaderkit.datasets.base import MapStyle
+from loaderkit.datasets.base import MapStyle, Transform
 from loaderkit.datasets.images.checks import check_max_pixels
 from loaderkit.datasets.media.clips import CACHE_DIR, ClipDataset, Labels, start_of_clip
 from loaderkit.datasets.media.content import MAX_FRAME_PIXELS, Content
@@ -91,7 +90,7 @@ class VideoDataset(ClipDataset):
         max_pixels: int | None = MAX_FRAME_PIXELS,
         decoder: DecoderName = "pyav",
         device: torch.device | str = "cpu",
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         storage: Storage | None = None,
         cache_dir: str | os.PathLike[str] | None = CACHE_DIR,
         jobs: int = 1,
@@ -127,7 +126,7 @@ class VideoDataset(ClipDataset):
             header = read_video_header(container, stream, self.max_pixels)
         return header.seconds, header.fps
 
-    def _counts(self, seconds: Any, rates: Any) -> Int64Array:
+    def _counts(self, seconds: object, rates: object) -> Int64Array:
         frames = np.round(np.nan_to_num(seconds / self._step(rates)))
         counts: Int64Array = np.maximum(np.ceil(frames / self.frames), 1).astype(np.int64)
         return counts
@@ -152,7 +151,7 @@ class VideoDataset(ClipDataset):
         }
 
     def _open(self, content: Content) -> AbstractContextManager[VideoReader]:
-        settings: dict[str, Any] = {"max_pixels": self.max_pixels}
+        settings: dict[str, object] = {"max_pixels": self.max_pixels}
         if self.device.type != "cpu":
             if in_worker_process():
                 raise RuntimeError(

@@ -4,11 +4,10 @@ import math
 import os
 import tokenize
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,9 +19,9 @@ from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.files.urls import is_remote
 from loaderkit.system.arrays import Int64Array, native
 from loaderkit.system.batch_memory import empty_array
+from loaderkit.system.types import Array, DType
 
-Array = npt.NDArray[Any]
-Layout = tuple[np.dtype[Any], tuple[int, ...]]  # dtype and shape of a row
+Layout = tuple[DType, tuple[int, ...]]  # dtype and shape of a row
 
 
 class MappedDataset(ShardedDataset):
@@ -40,7 +39,7 @@ class MappedDataset(ShardedDataset):
     def gather(self, handle: Any, rows: Int64Array) -> Array:
         """Return a copy of rows (B, *) in native byte order."""
 
-    def read(self, handle: Any, rows: Int64Array, index: ShardIndex) -> list[Any]:
+    def read(self, handle: Any, rows: Int64Array, index: ShardIndex) -> Sequence[object]:
         return list(self.gather(handle, rows))
 
     def _read_batch(self, indices: Int64Array) -> Tensor:
@@ -99,7 +98,7 @@ def open_to_map(dataset: ShardedDataset, shard: str) -> BinaryIO:
     return dataset.open_head(shard)
 
 
-def count_numbers(shard: str, file: BinaryIO, dtype: np.dtype[Any], what: str, start: int = 0) -> int:
+def count_numbers(shard: str, file: BinaryIO, dtype: DType, what: str, start: int = 0) -> int:
     """Return how many numbers are in a file from byte `start` on; `what` names them in errors."""
     size = file.seek(0, os.SEEK_END) - start
     if size % dtype.itemsize:

@@ -18,7 +18,7 @@ class Batches:
 
     size: int
     drop_last: bool
-    collate_fn: Callable[[list[Any]], Any]
+    collate_fn: Callable[[list[Any]], object]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", plain_integer(self.size))

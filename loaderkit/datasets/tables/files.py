@@ -16,7 +16,7 @@ _TEXT, _BINARY = (".csv", ".tsv"), (".parquet", ".pq", ".arrow", ".feather", ".i
 
 
 def read_table(
-    data: Urls | Mapping[str, Any],
+    data: Urls | Mapping[str, object],
     where: str,
     *,
     text: Collection[str],

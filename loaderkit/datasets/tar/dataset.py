@@ -9,6 +9,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
 
+from loaderkit.datasets.base import Transform
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture, decode_pictures
@@ -102,7 +103,7 @@ class TarDataset(ShardedDataset):
         decode: Mapping[str, Decoder] | None = DECODERS,
         max_pixels: int | None = MAX_PIXELS,
         decoder: PictureDecoder | None = None,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         index_dir: str | os.PathLike[str] | None = None,
         max_open: int = 256,
         storage: Storage | None = None,

@@ -68,7 +68,7 @@ def _only(features: Sequence[str] | Mapping[str, Spec], part: Mapping[str, bytes
 
 
 def _chosen(
-    found: Mapping[str, bytes], features: Features, value: Callable[[bytes, Spec | None], Any]
+    found: Mapping[str, bytes], features: Features, value: Callable[[bytes, Spec | None], object]
 ) -> dict[str, Any]:
     """Return the wanted features by name, or all of them."""
     names: Mapping[str, Spec | None] = dict.fromkeys(found if features is None else features)
