@@ -20,6 +20,8 @@ _ANY_READ = frozenset({"__getitem__", "__getitems__", "read"})
 Sample = TypeVar("Sample", covariant=True, default=Any)
 
 Transform: TypeAlias = Callable[[Any], object]  # a user's function of a sample; its result is only passed on
+Collate: TypeAlias = Callable[[list[Any]], object]  # a user's function from samples to a batch
+Predicate: TypeAlias = Callable[[Any], object]  # a user's function of a sample, true if it is kept
 
 
 class MapStyle(Protocol[Sample]):

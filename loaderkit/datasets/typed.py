@@ -6,7 +6,7 @@ from loaderkit.datasets.base import as_dataset
 from loaderkit.datasets.hf import HFDataset, is_rows
 
 
-def typed(dataset: Any) -> Any:
+def typed(dataset: object) -> Any:
     """Return a `datasets.Dataset` as what gives its rows their dtypes, and any other dataset as it is."""
     return HFDataset(dataset) if is_rows(dataset) else dataset
 

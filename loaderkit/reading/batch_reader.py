@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
-from loaderkit.datasets.base import reads_batches, reads_columns, reads_many
+from loaderkit.datasets.base import Collate, reads_batches, reads_columns, reads_many
 from loaderkit.datasets.shards.finished import FinishedShards
 from loaderkit.datasets.typed import typed
 from loaderkit.reading.repair import (  # not when it is needed: an error may leave no file to import it from
@@ -51,7 +51,7 @@ class BatchReader:
     """
 
     dataset: Any
-    collate_fn: Callable[[list[Any]], object] | None
+    collate_fn: Collate | None
     seed: int
     batched: bool = True
     bad_samples: BadSamples = RAISE

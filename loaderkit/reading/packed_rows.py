@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from loaderkit.collate.pack import PackCollate
-from loaderkit.datasets.base import MapStyle, check_index, read_many, reads_pieces
+from loaderkit.datasets.base import Collate, MapStyle, check_index, read_many, reads_pieces
 from loaderkit.datasets.combine import MapDataset
 from loaderkit.datasets.pieces import PieceDataset
 from loaderkit.datasets.streams.dataset import StreamDataset
@@ -114,7 +114,7 @@ def default_collate(dataset: object) -> Callable[[list[Any]], Any] | None:
     """Return what a Loader without `collate_fn` makes batches of this data with; None stacks the samples."""
     if isinstance(dataset, StreamDataset):
         return None if dataset.rows is None else collate_of(dataset.rows)
-    found: Callable[[list[Any]], object] | None = own_attribute(dataset, "default_collate")  # of a Pipeline
+    found: Collate | None = own_attribute(dataset, "default_collate")  # of a Pipeline
     return found
 
 

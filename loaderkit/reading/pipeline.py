@@ -10,7 +10,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from loaderkit.datasets.base import (
+    Collate,
     MapStyle,
+    Predicate,
     Transform,
     check_index,
     knows_lengths,
@@ -91,7 +93,7 @@ class Pipeline(DeclaresDraws):
 
     def filter(
         self,
-        predicate: Callable[[Any], object],
+        predicate: Predicate,
         *,
         num_workers: int = 0,
         executor: Executor | None = None,
@@ -140,9 +142,7 @@ class Pipeline(DeclaresDraws):
         """
         return self._then(SubsetDataset(self.dataset, Shuffled(len(self), seed=seed)), f"shuffle({seed})")
 
-    def batch(
-        self, size: int, *, drop_last: bool = False, collate_fn: Callable[[list[Any]], object] = stack
-    ) -> "Pipeline":
+    def batch(self, size: int, *, drop_last: bool = False, collate_fn: Collate = stack) -> "Pipeline":
         """Make one sample of several consecutive ones.
 
         Use it if later verbs work on batches; give the Loader `batch_size=None` then. Else leave batches to the Loader: they can
@@ -361,9 +361,7 @@ class _Stretch(Order):
 class _Batches(DeclaresDraws):
     """Consecutive samples, collated. What they draw belongs to their batch."""
 
-    def __init__(
-        self, dataset: MapStyle, size: int, collate_fn: Callable[[list[Any]], object], *, drop_last: bool
-    ) -> None:
+    def __init__(self, dataset: MapStyle, size: int, collate_fn: Collate, *, drop_last: bool) -> None:
         self._dataset, self._size, self._collate = dataset, size, collate_fn
         self._length = len(dataset) // size if drop_last else -(-len(dataset) // size)
 
@@ -422,7 +420,7 @@ class _Verdicts:
     what: ClassVar[str] = "verdicts"
     setting: ClassVar[str] = "predicate"
 
-    predicate: Callable[[Any], object]
+    predicate: Predicate
 
     def __call__(self, samples: list[object]) -> Int64Array:
         verdicts = []

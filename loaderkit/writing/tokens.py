@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Literal
+from typing import BinaryIO, ClassVar, Literal
 
 import numpy as np
 
 from loaderkit.datasets.shards.documents import ENDS_SUFFIX
 from loaderkit.datasets.shards.index import ShardIndex
-from loaderkit.system.types import DType
+from loaderkit.system.types import Array, DType
 from loaderkit.writing.format import Sample, Settings, WriteError, Written, to_array
 
 
@@ -79,7 +79,7 @@ class TokenFormat:
     def _disk(self) -> DType:
         return np.dtype(self.dtype).newbyteorder("<")
 
-    def _tokens(self, index: int, sample: Any) -> Any:
+    def _tokens(self, index: int, sample: object) -> Array:
         where = f"sample {index}"
         if isinstance(sample, Mapping):
             names = [name for name in sample if name != "__key__"] if self.field is None else [self.field]

@@ -22,7 +22,7 @@ from loaderkit.system.digests import digest
 from loaderkit.system.per_thread import PerThread
 
 
-class ParquetDataset(ShardedDataset):
+class ParquetDataset(ShardedDataset[GroupedTable]):
     """The rows of Parquet, Arrow IPC (file and stream) and Feather files as dicts.
 
     Rows and batches have the dtype and shape of each column: a number is one of numpy if Python has no such number (float32, int8),

@@ -145,7 +145,7 @@ class OpenArrays:
         self._arrays.clear()
         self._close()
 
-    def read(self, rows: Int64Array) -> list[Any]:
+    def read(self, rows: Int64Array) -> list[object]:
         """Return samples (B,)."""
         return as_samples(self.gather(rows), len(rows))
 

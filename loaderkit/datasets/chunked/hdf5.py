@@ -37,7 +37,7 @@ _WHOLE = "Write its rows to a file of its own and give that."
 _RESTORE = "HDF5 would give fill values for them. Restore it, or accept that: missing='fill'."
 
 
-class Hdf5Dataset(ShardedDataset):
+class Hdf5Dataset(ShardedDataset[OpenArrays]):
     """The rows of HDF5 files: a sample is a dict with a row of each HDF5 dataset.
 
     A row of numbers is an array (*) or a number, a text is a string. With `shuffle=True` a Loader's shards are the chunks, and a chunk

@@ -12,6 +12,7 @@ from loaderkit.datasets.base import Transform, check_index, check_indices
 from loaderkit.datasets.chunked.columns import (
     CACHE_BYTES,
     Blocks,
+    Column,
     OpenArrays,
     as_columns,
     as_samples,
@@ -159,7 +160,13 @@ def _open(store: object, path: str, names: list[str] | None, options: dict[str, 
 
 
 def _open_arrays(
-    where: str, store: Any, path: str, names: list[str] | None, options: Any, columns: Any, most_bytes: int
+    where: str,
+    store: object,
+    path: str,
+    names: list[str] | None,
+    options: dict[str, object] | None,
+    columns: Sequence[Column],
+    most_bytes: int,
 ) -> OpenArrays:
     return OpenArrays(where, _open(store, path, names, options), columns, Blocks(most_bytes))
 

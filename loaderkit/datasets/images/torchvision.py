@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,12 +53,12 @@ class ToSize:
     """Scale a picture (*, H, W) until it just covers `size` (height, width), crop its center, and call `then` with it."""
 
     size: tuple[int, int]
-    then: Callable[[Any], Any] | None = None
+    then: Transform | None = None
 
     def __post_init__(self) -> None:
         torchvision_module(_FUNCTIONAL, _SIZE)  # else its absence would show in a worker
 
-    def __call__(self, picture: Tensor) -> Any:
+    def __call__(self, picture: Tensor) -> object:
         functional = torchvision_module(_FUNCTIONAL, _SIZE)
         height, width = picture.shape[-2:]
         factor = max(self.size[0] / height, self.size[1] / width)

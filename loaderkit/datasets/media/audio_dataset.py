@@ -15,6 +15,7 @@ from loaderkit.datasets.media.waveform import Waveform, resample, sized
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.types import Array
 
 _CLIPS = ("random", "middle", "all")
 _REST_S = 0.05  # a shorter rest is mostly what an encoder added
@@ -125,7 +126,7 @@ class AudioDataset(ClipDataset):
         with open_audio(content, self._storage) as audio:  # by PyAV, so that both decoders have the same clips
             return audio.end() / audio.sample_rate, float(audio.sample_rate)
 
-    def _counts(self, seconds: Any, rates: object) -> Int64Array:
+    def _counts(self, seconds: Any, rates: Array) -> Int64Array:
         found = np.ceil((np.nan_to_num(seconds) - _REST_S) / self.clip_s)
         counts: Int64Array = np.maximum(found, 1).astype(np.int64)
         return counts

@@ -20,6 +20,7 @@ from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
 from loaderkit.seeding.samples import part_of_batch, per_sample, sample_rng
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.overrides import own_attribute
+from loaderkit.system.types import Array
 
 Labels = Literal["folder"] | Sequence[Any] | None
 CACHE_DIR = "~/.cache/loaderkit/media"
@@ -112,7 +113,7 @@ class ClipDataset(DeclaresDraws):
         """Return the seconds of encoded bytes, or of the file at a place, and their samples or frames in a second."""
 
     @abstractmethod
-    def _counts(self, seconds: object, rates: object) -> Int64Array:
+    def _counts(self, seconds: Array, rates: Array) -> Int64Array:
         """Return how many clips files have, by their times (files,); one if they are NaN."""
 
     @abstractmethod

@@ -137,7 +137,7 @@ class LeRobotDataset(DeclaresDraws):
         chosen = digest(self._chosen, self._lengths, repr(self._columns))
         return f"lerobot-1 {os.path.basename(self.root)} {self.info['fps']} fps {chosen} {windows} by {self.decoder}"  # noqa: PTH119 - also a URL's
 
-    def _read(self, indices: Int64Array) -> list[dict[str, Any]]:
+    def _read(self, indices: Int64Array) -> list[dict[str, object]]:
         if not len(indices):
             return []
         episodes, frames = self._frames(indices)
@@ -191,7 +191,7 @@ class LeRobotDataset(DeclaresDraws):
         array = np.asarray(value, feature["dtype"])
         return array.reshape(shape) if shape != (1,) else array.reshape(())[()]
 
-    def _window(self, name: str, values: list[Any]) -> Any:
+    def _window(self, name: str, values: list[Any]) -> torch.Tensor | Array | list[Any]:
         found = [self._value(name, value) for value in values]
         if self._features[name]["dtype"] == "string":
             return found

@@ -7,7 +7,6 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import chain, islice
 from math import ceil
-from typing import Any
 
 import numpy as np
 
@@ -239,7 +238,7 @@ def open_audio(content: Content, storage: Storage | None = None) -> Iterator[Pya
         yield PyavAudio(container, stream)
 
 
-def _floats(given: Any) -> Waveform:
+def _floats(given: Array) -> Waveform:
     """Return samples (C, T) of any format from -1 to 1."""
     found: Waveform = given.astype(np.float32)
     if given.dtype == np.uint8:

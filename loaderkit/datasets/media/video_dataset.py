@@ -17,6 +17,7 @@ from loaderkit.datasets.media.pyav_video import read_video_header
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.types import Array
 from loaderkit.system.worker_info import in_worker_process
 
 _CLIPS = ("random", "middle", "even", "all")
@@ -126,7 +127,7 @@ class VideoDataset(ClipDataset):
             header = read_video_header(container, stream, self.max_pixels)
         return header.seconds, header.fps
 
-    def _counts(self, seconds: object, rates: object) -> Int64Array:
+    def _counts(self, seconds: Array, rates: Array) -> Int64Array:
         frames = np.round(np.nan_to_num(seconds / self._step(rates)))
         counts: Int64Array = np.maximum(np.ceil(frames / self.frames), 1).astype(np.int64)
         return counts
@@ -135,7 +136,7 @@ class VideoDataset(ClipDataset):
         pace = f"stride {self.stride}" if self.fps is None else f"{self.fps:g} fps"
         return f"clips of {self.frames} frames, {pace}"
 
-    def _step(self, rates: Any) -> Any:
+    def _step(self, rates: Array | float) -> Any:
         """Return the seconds between two frames of a clip, for videos of these rates."""
         return self.stride / rates if self.fps is None else 1 / self.fps
 
@@ -164,7 +165,7 @@ class VideoDataset(ClipDataset):
     def _decoded_by(self) -> str:
         return self.decoder if self.device.type == "cpu" else f"{self.decoder} on {self.device.type}"
 
-    def _wanted(self, video: VideoReader, clip: int) -> Any:
+    def _wanted(self, video: VideoReader, clip: int) -> Array:
         """Return the times of a clip's frames (frames,)."""
         numbers = np.arange(self.frames)
         if self.clips == "even":

@@ -105,7 +105,7 @@ class RowEncoder(ABC):
         return self.settings.placeholders
 
     @abstractmethod
-    def read(self, record: Any) -> tuple[Any, list[Part]]:
+    def read(self, record: object) -> tuple[Any, list[Part]]:
         """Return the content of a record, and its pictures."""
 
     @abstractmethod

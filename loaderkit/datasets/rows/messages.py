@@ -63,13 +63,14 @@ class Columns:
                     f"{self.owner}: columns has {name!r}, wanted one of {', '.join(self.known)}.{did_you_mean(name, self.known)}"
                 )
 
-    def check(self, record: object) -> None:
-        """Raise a ValueError if a record is no dict, or lacks a column that the user names."""
+    def checked(self, record: object) -> Mapping[str, object]:
+        """Return a record; raise a ValueError if it is no dict, or lacks a column that the user names."""
         if not isinstance(record, Mapping):
             raise ValueError(f"{self.owner}: a record is of type {type(record).__name__}, wanted a dict.")
         missing = [column for column in self.names.values() if column not in record]
         if missing:
             raise ValueError(f"{self.owner}: a record has no {missing} (columns=), its fields are {list(record)}.")
+        return record
 
     def get(self, record: Mapping[str, object], name: str) -> Any:
         """Return the field with this standard name; None if the record does not have it."""
@@ -89,13 +90,13 @@ CHAT_COLUMNS = (
 )
 
 
-def read_chat(record: Any, columns: Columns, roles: Mapping[str, str], *, pictures: bool = False) -> Chat:
+def read_chat(content: object, columns: Columns, roles: Mapping[str, str], *, pictures: bool = False) -> Chat:
     """Return the conversation of a record; with `pictures` its messages may have parts.
 
     Raises:
         ValueError: If the record has none of the layouts, or a message is damaged.
     """
-    columns.check(record)
+    record = columns.checked(content)
     turns = columns.get(record, "messages")
     if turns is None:
         turns = columns.get(record, "conversations")

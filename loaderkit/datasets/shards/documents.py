@@ -23,7 +23,7 @@ ENDS_SUFFIX = ".index"
 _CHUNKS = "index.json"  # litdata's index of a folder
 
 
-class DocumentDataset(ShardedDataset):
+class DocumentDataset(ShardedDataset[Spans]):
     """Documents in memory-mapped tokens, as several tools write them.
 
     A sample is an array (T,) of the tokens' dtype. The default batch is a `Ragged`; if you use a transform, give the

@@ -5,9 +5,10 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, ClassVar, TypedDict
+from typing import Any, BinaryIO, ClassVar, Generic, TypedDict
 
 import numpy as np
+from typing_extensions import TypeVar
 
 from loaderkit.datasets.base import Transform, check_index, check_indices
 from loaderkit.datasets.errors import ShardError
@@ -33,6 +34,9 @@ _FETCHED = -1  # the handle of the next shard's download
 _WORKERS = 16  # at most, that read samples in their order: each skips the batches of the others
 
 
+Opened = TypeVar("Opened", default=Any)  # what `open` returns
+
+
 class _CopySettings(TypedDict):
     """What `Storage` is told of a shard, besides its version."""
 
@@ -40,7 +44,7 @@ class _CopySettings(TypedDict):
     data_bytes: int
 
 
-class ShardedDataset(DeclaresDraws, ABC):
+class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
     """Base of datasets over files, or other shards, that are indexed once.
 
     A format gives `kind`, `suffixes`, `scan`, `open` and `read`. Each thread opens
@@ -118,11 +122,11 @@ class ShardedDataset(DeclaresDraws, ABC):
         """Return a shard's number of samples, and their offsets if the format needs them."""
 
     @abstractmethod
-    def open(self, shard: str, index: ShardIndex) -> Any:
+    def open(self, shard: str, index: ShardIndex) -> Opened:
         """Return an open shard, which does not refer to the dataset; it is closed by its `close()` if it has one."""
 
     @abstractmethod
-    def read(self, handle: Any, rows: Int64Array, index: ShardIndex) -> Sequence[object]:
+    def read(self, handle: Opened, rows: Int64Array, index: ShardIndex) -> Sequence[object]:
         """Return raw samples (B,) of an open shard, in the order of `rows`, without drawing random numbers."""
 
     @staticmethod
@@ -300,7 +304,7 @@ class ShardedDataset(DeclaresDraws, ABC):
         """Return a sample's first byte and its key in the shard; None for what the format lacks."""
         return None, None
 
-    def handle(self, part: int) -> Any:
+    def handle(self, part: int) -> Opened:
         """Return the open shard of that number, which belongs to this thread; raise a ShardError if it changed."""
         opened = self._opened.own
         if opened.process != os.getpid():  # a forked worker must not share file positions with its parent
@@ -316,7 +320,8 @@ class ShardedDataset(DeclaresDraws, ABC):
                     f"{shard}: changed since it was indexed. Make the dataset again, which indexes it again."
                 )
             handles[part] = self._open(opened, shard, index)
-        return handles[part]
+        found: Opened = handles[part]
+        return found
 
     def fingerprint(self) -> str:
         """Return the shards' names and sizes; their folder may change."""

@@ -12,7 +12,7 @@ import torch
 import torch.utils.data as torch_data
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
-from loaderkit.datasets.base import Transform
+from loaderkit.datasets.base import Collate, Predicate, Transform
 from loaderkit.datasets.streams.balanced import Balanced
 from loaderkit.datasets.streams.batch import Batches
 from loaderkit.datasets.streams.filter import FilteredLane
@@ -153,14 +153,14 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         rows = getattr(self.read, "rows", None)
         return rows if isinstance(rows, Rows) else None
 
-    def map(self, function: Callable[[Any], object]) -> Self:
+    def map(self, function: Transform) -> Self:
         """Return a stream that applies a function to each sample, under the sample's own seed.
 
         A state does not name the function, so a resume with another one is accepted.
         """
         return self._with(Step(function))
 
-    def filter(self, predicate: Callable[[Any], object]) -> Self:
+    def filter(self, predicate: Predicate) -> Self:
         """Return a stream without the samples for which a predicate is false.
 
         The predicate gets a sample after the preceding maps, and may draw under the sample's own seed. A resume does not
@@ -202,9 +202,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         stream._start(self._steps)
         return stream
 
-    def batch(
-        self, size: int, *, drop_last: bool = False, collate_fn: Callable[[list[Any]], object] = stack
-    ) -> "StreamDataset":
+    def batch(self, size: int, *, drop_last: bool = False, collate_fn: Collate = stack) -> "StreamDataset":
         """Return a stream of batches, each made of consecutive samples of a lane.
 
         Use it if later verbs work on batches; give the Loader `batch_size=None` then. Else leave batches to the Loader: they can

@@ -1,7 +1,7 @@
 """Read a whole table into memory, from CSV, Parquet or Arrow files, or from arrays."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from loaderkit.datasets.tables.values import Categories, Column, Table, as_colum
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls, open_file
 from loaderkit.system.tables import columns_of, is_arrow, is_frame
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _TEXT, _BINARY = (".csv", ".tsv"), (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 
@@ -51,7 +54,7 @@ def read_table(
         raise ImportError(
             f"{where}: reading files needs pyarrow. Run: pip install '.[arrow]' in a checkout of loaderkit."
         ) from error
-    tables: list[Any] = []
+    tables: list[pa.Table] = []
     urls: Any = data
     for shard in expand(urls, _TEXT + _BINARY, storage):
         with open_file(shard, storage) as file:
@@ -75,7 +78,7 @@ def read_table(
     }
 
 
-def _in_memory(values: Any, where: str) -> Column:
+def _in_memory(values: object, where: str) -> Column:
     if not is_arrow(values):
         return as_column(values, where)
     import pyarrow as pa
@@ -83,7 +86,7 @@ def _in_memory(values: Any, where: str) -> Column:
     return _to_column(values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values]), where, parse=False)
 
 
-def _read_file(file: Any, shard: str, missing_values: Sequence[str], delimiter: str) -> Any:
+def _read_file(file: BinaryIO, shard: str, missing_values: Sequence[str], delimiter: str) -> "pa.Table":
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet
@@ -102,7 +105,7 @@ def _read_file(file: Any, shard: str, missing_values: Sequence[str], delimiter: 
     return pa.csv.read_csv(file, parse_options=parse, convert_options=kinds)
 
 
-def _to_column(values: Any, where: str, *, parse: bool) -> Column:
+def _to_column(values: "pa.ChunkedArray", where: str, *, parse: bool) -> Column:
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.types as kinds

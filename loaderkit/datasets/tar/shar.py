@@ -25,7 +25,7 @@ _CUTS = "cuts"
 _LINES = (".jsonl", ".jsonl.gz")
 
 
-class _Lines(ShardedDataset):
+class _Lines(ShardedDataset[str]):
     """Lines of JSON that may be packed: the index has them all, as a packed file has no places."""
 
     kind = "shar-lines-1"

@@ -11,9 +11,9 @@ Spec = type | list[type]
 Features = Sequence[str] | Mapping[str, Spec] | None
 
 _BYTES, _FLOATS, _INTEGERS = 1, 2, 3  # fields of a Feature
-_KINDS: dict[Any, int] = {bytes: _BYTES, float: _FLOATS, int: _INTEGERS}
+_KINDS: dict[object, int] = {bytes: _BYTES, float: _FLOATS, int: _INTEGERS}
 _NAMES = {_BYTES: "bytes", _FLOATS: "floats", _INTEGERS: "integers"}
-_DTYPES: dict[int, Any] = {_FLOATS: np.float32, _INTEGERS: np.int64}
+_DTYPES: dict[int, type[np.generic]] = {_FLOATS: np.float32, _INTEGERS: np.int64}
 _SHORT = 16  # bytes of packed integers that are parsed faster without numpy
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # wire types
 
