@@ -1,13 +1,16 @@
 """Map-style datasets of the Hugging Face `datasets` library."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loaderkit.datasets.base import Transform, as_dataset, check_index, check_indices, read_many
 from loaderkit.datasets.hf_features import rule_of
 from loaderkit.seeding.draws import DeclaresDraws, Draws
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.overrides import own_attribute
+
+if TYPE_CHECKING:
+    import datasets
 
 
 class HFDataset(DeclaresDraws):
@@ -91,7 +94,7 @@ class HFDataset(DeclaresDraws):
         return found.get("type") if isinstance(found, dict) else None
 
 
-def as_declared(dataset: Any) -> Transform:
+def as_declared(dataset: "datasets.IterableDataset") -> Transform:
     """Return what gives the samples of an iterable dataset the dtypes that its features declare, if it is the library's and knows them."""
     kind = type(dataset)
     is_stream = (kind.__module__, kind.__qualname__) == ("datasets.iterable_dataset", "IterableDataset")
@@ -109,7 +112,7 @@ def is_rows(dataset: object) -> bool:
     return (kind.__module__, kind.__qualname__) == ("datasets.arrow_dataset", "Dataset")
 
 
-def state_of_start(dataset: Any) -> object:
+def state_of_start(dataset: "datasets.IterableDataset") -> object:
     """Return the state that sends an unread stateful dataset back to its start.
 
     The state of a `datasets.IterableDataset` tells where anyone read it last, but its iterators start at the beginning. A look

@@ -4,7 +4,7 @@ In its own format the library gives Python's numbers, which would become int64 a
 default collate would transpose.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from loaderkit.system.types import Array, DType
 _PLAIN = (np.dtype(bool), np.dtype(np.int64), np.dtype(np.float64))  # what Python's own numbers become
 
 
-class Numbers(list[Any]):
+class Numbers(list[object]):
     """A list of numbers, or of lists of them, which stacks and converts to an array of its column's dtype.
 
     Everything else that lists do stays the same: code that joins lists, or looks for them, is not changed.
@@ -26,10 +26,10 @@ class Numbers(list[Any]):
         self.dtype = dtype
         self.name = name
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return Numbers, (list(self), self.dtype, self.name)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+    def __array__(self, dtype: DType | None = None, copy: bool | None = None) -> Array:
         if _has_none(self):  # which numpy takes for NaN
             raise ValueError(f"field {self.name!r} has missing values, wanted numbers")
         return np.array(list(self), dtype=self.dtype).astype(self.dtype if dtype is None else dtype, copy=False)
@@ -154,5 +154,5 @@ def _element(feature: object) -> object:
     return getattr(feature, "feature", None)
 
 
-def _has_none(values: Any) -> bool:
+def _has_none(values: Iterable[object]) -> bool:
     return any(value is None or (isinstance(value, list) and _has_none(value)) for value in values)

@@ -19,6 +19,7 @@ from loaderkit.system.arrow_values import to_samples
 from loaderkit.system.digests import digest
 
 if TYPE_CHECKING:
+    import lance
     import pyarrow as pa
 
 
@@ -130,11 +131,11 @@ class LanceDataset(DeclaresDraws):
         once = [dict(zip(self.columns, row, strict=True)) for row in zip(*values, strict=True)] or [{} for _ in rows]
         return [dict(once[row]) for row in rows.tolist()]
 
-    def _take(self, indices: Int64Array) -> tuple[dict[str, Any], Int64Array]:
+    def _take(self, indices: Int64Array) -> "tuple[dict[str, pa.Array | list[bytes]], Int64Array]":
         """Return each column of the rows at `indices` (B,), each row once: Arrow arrays, lists of blobs; and which of them each is (B,)."""
         once, rows = np.unique(indices, return_inverse=True)
         data, wanted = self._handle(), once.tolist()
-        found: dict[str, Any] = {}
+        found: dict[str, pa.Array | list[bytes]] = {}
         with _errors_named(f"{self.uri}: version {self.version}"):
             if self._layouts:
                 table = data.take(wanted, columns=list(self._layouts))
@@ -144,7 +145,7 @@ class LanceDataset(DeclaresDraws):
         return found, rows
 
 
-def _open(uri: str, version: int | None, options: dict[str, str] | None) -> Any:
+def _open(uri: str, version: int | None, options: dict[str, str] | None) -> "lance.LanceDataset":
     try:
         import lance
     except ImportError as error:

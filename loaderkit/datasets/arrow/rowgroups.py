@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _PARQUET, _ENCRYPTED, _ARROW, _STREAM = b"PAR1", b"PARE", b"ARROW1", b"\xff\xff\xff\xff"
-Decryption = Callable[[], Any]  # returns pyarrow's FileDecryptionProperties
+Decryption = Callable[[], object]  # returns pyarrow's FileDecryptionProperties
 
 
 class Groups:

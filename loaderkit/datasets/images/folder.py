@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from loaderkit.files.signatures import describe
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.digests import digest
+
+if TYPE_CHECKING:
+    from loaderkit.datasets.images.lazy import LazyImage
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
 
@@ -126,7 +129,7 @@ class ImageFolder(DeclaresDraws):
         return picture if self.transform is None else self.transform(picture), int(self.targets[index])
 
     def _lazy(self, content: bytes, path: Path) -> object:
-        image: Any = _lazy_image()(content, max_pixels=self.max_pixels, name=str(path))
+        image = _lazy_image()(content, max_pixels=self.max_pixels, name=str(path))
         found = image if self.transform is None else self.transform(image)
         return found.decode() if isinstance(found, _lazy_image()) else found
 
@@ -152,7 +155,7 @@ class ImageFolder(DeclaresDraws):
         return f"images-1 {len(self)} in {len(self.classes)} classes, {found}{decoder_fingerprint(self.decoder)}{lazy}"
 
 
-def _lazy_image() -> Any:
+def _lazy_image() -> "type[LazyImage]":
     from loaderkit.datasets.images.lazy import LazyImage, simplejpeg  # imports torchvision
 
     simplejpeg()

@@ -207,7 +207,7 @@ class LazyImage(tv_tensors.Image):  # type: ignore[misc]  # torchvision has no t
         resized: Tensor = functional.resize(pixels, [height, width], interpolation, antialias=True)
         return resized
 
-    def __reduce_ex__(self, protocol: object) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         if self._pixels is not None:  # they may have been changed
             return tv_tensors.Image, (self._pixels,)
         encoded = self._encoded

@@ -5,6 +5,7 @@ import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from loaderkit.datasets.base import Transform
 _FUNCTIONAL, _SIZE = "transforms.v2.functional", "ImageDataModule: size="
 
 
-def torchvision_module(name: str, wanted_by: str) -> Any:
+def torchvision_module(name: str, wanted_by: str) -> ModuleType:
     """Import a module of torchvision; raise an ImportError that names who needs it, and the extra."""
     try:
         return importlib.import_module(f"torchvision.{name}")
@@ -77,7 +78,7 @@ def torchvision_kind(name: str) -> Any:
     return kind
 
 
-def default_splits(kind: Any) -> dict[str, Any]:
+def default_splits(kind: Any) -> dict[str, bool | str | None]:
     """Return the splits of a torchvision dataset, and for each the value of its `train` or `split` argument."""
     settings = inspect.signature(kind).parameters
     if "train" in settings:
@@ -86,7 +87,7 @@ def default_splits(kind: Any) -> dict[str, Any]:
 
 
 def open_torchvision(
-    kind: Any, split: object, root: str | os.PathLike[str], *, download: bool, options: Mapping[str, Any]
+    kind: Any, split: object, root: str | os.PathLike[str], *, download: bool, options: Mapping[str, object]
 ) -> Any:
     """Open a split of a torchvision dataset; raise a FileNotFoundError if it is not in `root` and not to be downloaded."""
     settings = inspect.signature(kind).parameters

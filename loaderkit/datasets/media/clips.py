@@ -22,7 +22,7 @@ from loaderkit.system.arrays import Int64Array
 from loaderkit.system.overrides import own_attribute
 from loaderkit.system.types import Array
 
-Labels = Literal["folder"] | Sequence[Any] | None
+Labels = Literal["folder"] | Sequence[object] | None
 CACHE_DIR = "~/.cache/loaderkit/media"
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from fractions import Fraction
 from functools import cache
 from importlib import import_module
-from typing import Any
+from types import ModuleType
 
 from loaderkit.datasets.media.content import Content, Kind, open_content
 from loaderkit.datasets.media.pyav_types import Container, Stream
@@ -17,7 +17,7 @@ _ALONE = {"protocol_whitelist": "none"}  # a playlist in the place of a file ope
 
 
 @cache
-def pyav() -> Any:
+def pyav() -> ModuleType:
     """Import PyAV.
 
     Raises:

@@ -1,7 +1,7 @@
 """Rows whose fields name files of pictures, audio or video, with the files decoded."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -157,7 +157,9 @@ class _Loaded:
         return made
 
 
-def _clip_reader(owner: str, make: Any, settings: Mapping[str, Any], storage: Storage | None) -> ClipDataset:
+def _clip_reader(
+    owner: str, make: Callable[..., ClipDataset], settings: Mapping[str, object], storage: Storage | None
+) -> ClipDataset:
     """Return a dataset without files that has these settings."""
     known = {"clip_s", "clips", "sample_rate", "mono", "max_s", "decoder", "frames", "fps", "stride", "max_pixels"}
     if settings.get("clips") == "all" or not settings.keys() <= known:

@@ -27,8 +27,8 @@ class Chat:
     """A conversation: its messages, its tools, and its values for the variables of the template."""
 
     messages: list[Message]
-    tools: list[dict[str, Any]] | None = None
-    values: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[Mapping[str, object]] | None = None
+    values: Mapping[str, object] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.messages)

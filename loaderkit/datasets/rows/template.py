@@ -60,7 +60,7 @@ class ChatTemplate:
     tokenizer: Any
     template: str | None = None
     tools: Sequence[Mapping[str, object] | Callable[..., object]] | None = None
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)
     date: datetime.date | None = None
     needed: bool = True
 

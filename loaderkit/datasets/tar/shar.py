@@ -171,7 +171,7 @@ class SharDataset(_Lines):
             samples.append(_as_cut(cut, found) if self._as_cuts else {"cut": cut, **found})
         return samples
 
-    def _value(self, cut: str, name: str, sample: dict[str, Any]) -> Any:
+    def _value(self, cut: str, name: str, sample: Mapping[str, Any]) -> object:
         """Return a field of a cut: None for a placeholder."""
         is_line = "cut_id" in sample
         key = sample["cut_id" if is_line else "__key__"]
@@ -230,7 +230,7 @@ def _lhotse() -> Any:
     return deserialize_item, fill_shar_placeholder
 
 
-def _as_cut(cut: object, found: Mapping[str, Any]) -> Any:
+def _as_cut(cut: object, found: Mapping[str, object]) -> object:
     """Return lhotse's cut with the data of its fields."""
     deserialize_item, fill_shar_placeholder = _lhotse()
     made = deserialize_item(cut)

@@ -141,7 +141,7 @@ def _entries(content: bytes) -> dict[str, bytes]:
     return found
 
 
-def _fields(content: Any) -> Iterator[tuple[int, Any]]:
+def _fields(content: bytes | memoryview) -> Iterator[tuple[int, Any]]:
     """Yield a message's fields by number: bytes, but integers of varints."""
     if not isinstance(content, bytes):
         raise ValueError("a number in the place of a message: the record is of another format")

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -124,5 +125,5 @@ def _shape(value: object, axes: int, name: str) -> Shape:
     return tuple(map(int, value.shape[value.ndim - axes :]))
 
 
-def _torchio() -> Any:
+def _torchio() -> ModuleType:
     return importlib.import_module("torchio.data.sampler")  # in use, since there is a Subject
