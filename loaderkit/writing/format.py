@@ -57,7 +57,7 @@ class Format(Protocol):
     def learn(self, samples: Sequence[Sample]) -> Json:
         """Return what all shards share, such as a schema, from a few samples, as plain JSON. May raise WriteError."""
 
-    def write(self, file: BinaryIO, samples: Iterable[Sample], learned: object) -> Written:
+    def write(self, file: BinaryIO, samples: Iterable[Sample], learned: Any) -> Written:
         """Write a shard. The same samples give the same bytes."""
 
     def index(self, shard: Path, written: Written) -> ShardIndex | None:

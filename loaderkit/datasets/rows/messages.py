@@ -90,13 +90,13 @@ CHAT_COLUMNS = (
 )
 
 
-def read_chat(content: object, columns: Columns, roles: Mapping[str, str], *, pictures: bool = False) -> Chat:
+def read_chat(record: object, columns: Columns, roles: Mapping[str, str], *, pictures: bool = False) -> Chat:
     """Return the conversation of a record; with `pictures` its messages may have parts.
 
     Raises:
         ValueError: If the record has none of the layouts, or a message is damaged.
     """
-    record = columns.checked(content)
+    record = columns.checked(record)
     turns = columns.get(record, "messages")
     if turns is None:
         turns = columns.get(record, "conversations")

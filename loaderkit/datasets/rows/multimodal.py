@@ -111,9 +111,9 @@ class _Encoder(RowEncoder):
     def draws_nothing(self) -> bool:
         return self._is_theirs() or draws(self.tokenizer) is Draws.NOTHING
 
-    def read(self, document: object) -> tuple[list[str | None], list[Part]]:
+    def read(self, record: object) -> tuple[list[str | None], list[Part]]:
         """Return the texts, with None for each picture, and the pictures."""
-        record = self.columns.checked(document)
+        record = self.columns.checked(record)
         content = self.columns.get(record, "content")
         content = self._side_by_side(record) if content is None else content
         if not is_list(content):

@@ -117,8 +117,8 @@ class _Encoder(RowEncoder):
     template: ChatTemplate
     roles: Mapping[str, str]
 
-    def read(self, content: object) -> tuple[Answers, list[Part]]:
-        record = self.columns.checked(content)
+    def read(self, record: object) -> tuple[Answers, list[Part]]:
+        record = self.columns.checked(record)
         prompt, chosen, rejected = (self.columns.get(record, name) for name in ("prompt", "chosen", "rejected"))
         if chosen is None or rejected is None:
             raise ValueError(
