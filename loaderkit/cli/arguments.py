@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from loaderkit.system.cpus import Cpus
 from loaderkit.system.suggest import did_you_mean
@@ -21,6 +21,15 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 _HEADING = re.compile(r"^(\w[\w ]*:)", re.MULTILINE)
+
+
+class Commands(Protocol):
+    """The subcommands of a parser."""
+
+    def add_parser(
+        self, name: str, *, description: str, examples: Sequence[tuple[str, str]], **settings: object
+    ) -> argparse.ArgumentParser:
+        """Return the parser of a new subcommand."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -68,7 +77,7 @@ def size(text: str) -> int:
     return int(found[1]) * _UNITS[found[2]]
 
 
-def option(text: str) -> tuple[str, Any]:
+def option(text: str) -> tuple[str, object]:
     """Parse NAME=VALUE, where VALUE is JSON or plain text."""
     name, sign, value = text.partition("=")
     if not name.isidentifier() or not sign:
@@ -117,7 +126,7 @@ def named(text: str) -> Any:
     see_own_modules()
     module, _, names = text.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        found: object = importlib.import_module(module)
         for name in names.split("."):
             found = getattr(found, name)
     except (ImportError, AttributeError) as error:

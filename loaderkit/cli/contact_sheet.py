@@ -5,16 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
+
+from loaderkit.system.types import Array
 
 _SMALLEST = 8  # pixels of a side
 _CHANNELS = (1, 3, 4)
-Pixels = npt.NDArray[Any]
+Pixels = Array
 
 
 def pictures_of(
-    item: Any, number: int | str, classes: Sequence[str] = (), *, batched: bool = False
+    item: object, number: int | str, classes: Sequence[str] = (), *, batched: bool = False
 ) -> list[tuple[str, Pixels]]:
     """Return the pictures of a sample or a batch, each with its title.
 
@@ -59,7 +60,7 @@ def draw(path: str, pictures: Sequence[tuple[str, Pixels]]) -> None:
     figure.savefig(path, dpi=130, format="png")
 
 
-def _values(item: Any) -> Iterator[Any]:
+def _values(item: object) -> Iterator[object]:
     if isinstance(item, Mapping):
         item = list(item.values())
     if isinstance(item, list | tuple):
@@ -69,7 +70,7 @@ def _values(item: Any) -> Iterator[Any]:
         yield item
 
 
-def _row(value: Any, row: int) -> Any:
+def _row(value: object, row: int) -> object:
     """Return a sample's entry of a batch's field."""
     if not isinstance(value, Tensor | np.ndarray) or not value.ndim:
         return None

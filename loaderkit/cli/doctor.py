@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 
-from loaderkit.cli.arguments import count, number
+from loaderkit.cli.arguments import Commands, count, number
 from loaderkit.cli.bench.subject import INLINE, Subject, add_subject, subject_from
 from loaderkit.cli.report import say
 from loaderkit.cli.store import StoreSpeed, measure_store
@@ -79,9 +79,9 @@ class Host:
         )
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Add the command to a parser's subcommands."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = commands.add_parser(
         "doctor",
         description="Check CPUs, memory, shared memory, the limit of open files and the start method of processes. With a "
         "SOURCE, also check whether its dataset pickles, keeps random generators or very many objects, and how much "
@@ -207,7 +207,7 @@ def _check_generators(subject: Subject) -> Finding:
     )
 
 
-def _check_records(dataset: Any) -> Iterator[Finding]:
+def _check_records(dataset: object) -> Iterator[Finding]:
     for path, value, _ in reachable(dataset, "dataset"):
         if isinstance(value, list | tuple | dict | set) and len(value) >= _MANY:
             some = islice(value.values() if isinstance(value, dict) else value, 100)
@@ -299,7 +299,7 @@ def _check_transport(
         yield Finding("note", f"a batch of {in_units(size)} is slow to copy", remedy)
 
 
-def measure(batch: Any) -> tuple[int, int]:
+def measure(batch: object) -> tuple[int, int]:
     """Return the size in bytes of a batch's tensors and arrays, and their number."""
     if isinstance(batch, torch.Tensor):
         return tensor_bytes(batch), 1

@@ -3,9 +3,8 @@
 import argparse
 import sys
 from collections import Counter
-from typing import Any
 
-from loaderkit.cli.arguments import add_jobs, add_settings, executor_of, see_own_modules
+from loaderkit.cli.arguments import Commands, add_jobs, add_settings, executor_of, see_own_modules
 from loaderkit.cli.report import complain, say
 from loaderkit.cli.source import add_storage, storage_from
 from loaderkit.datasets.errors import ShardError
@@ -15,9 +14,9 @@ from loaderkit.datasets.indexing import GOOD, IndexJob, Outcome, index_each, wri
 from loaderkit.system.terminal import coloured
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Add the command to a parser's subcommands."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = commands.add_parser(
         "index",
         description="Write the index files of shards into a folder, outside of theirs. Shards with a fresh index are "
         "skipped. The exit code is 1 if a shard failed, or with --check if an index is not fresh.",

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from loaderkit.cli.arguments import Commands
 from loaderkit.cli.report import complain, say
 from loaderkit.files.regular_file import open_regular
 from loaderkit.loader.streams.state import open_stream_state
@@ -20,12 +21,13 @@ from loaderkit.system.terminal import coloured
 
 _LOOPS = "loops."  # of a checkpoint of Lightning
 _IN_FOLDERS = ("meta.pt", "trainer_state.json")  # of a checkpoint that FSDP has split, and of the Hugging Face Trainer
+Describe = Callable[[Any], list[str]]  # a state in words
 _DEPTH = 6  # of dicts and lists that are searched for states
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Add the command to a parser's subcommands."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = commands.add_parser(
         "inspect",
         description="Find the states of Loaders and DataModules in a checkpoint of Lightning or torch.save, or in a JSON "
         "file, and say in words where each stands. The exit code is 1 if a state is damaged, or there is none.",
@@ -64,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     return int(wrong)
 
 
-def states_in(content: Any) -> list[tuple[str, Any, Callable[[Any], list[str]]]]:
+def states_in(content: object) -> list[tuple[str, Any, Describe]]:
     """Return the states in a checkpoint: where each is, the state of a Loader or DataModule, and what describes it."""
     found = list(_states(content))
     if any(words is _data_module for _, _, words in found):  # then the Trainer's loops only repeat its loaders
@@ -72,7 +74,7 @@ def states_in(content: Any) -> list[tuple[str, Any, Callable[[Any], list[str]]]]
     return found
 
 
-def load_file(path: Path, *, trust: bool) -> Any:
+def load_file(path: Path, *, trust: bool) -> object:
     """Return a file's content; a ValueError says what is wrong with the file."""
     if path.is_dir():
         known = [path / name for name in _IN_FOLDERS if (path / name).exists()]
@@ -105,9 +107,7 @@ def load_file(path: Path, *, trust: bool) -> Any:
         raise ValueError(f"{path}: damaged, or no file of torch.save. Use another checkpoint.") from error
 
 
-def _states(
-    content: Any, place: str = "", depth: int = _DEPTH
-) -> Iterator[tuple[str, Any, Callable[[Any], list[str]]]]:
+def _states(content: object, place: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Any, Describe]]:
     if not depth or not isinstance(content, Mapping | list | tuple):
         return
     if isinstance(content, Mapping):
@@ -121,7 +121,7 @@ def _states(
         yield from _states(value, f"{place}.{name}" if place else name, depth - 1)
 
 
-def _words_for(state: Mapping[Any, Any]) -> Callable[[Any], list[str]] | None:
+def _words_for(state: Mapping[object, object]) -> Describe | None:
     """Return what describes a state, chosen by its keys; None if it is none. A damaged one may lack some keys."""
     kinds = (
         ({"cursor", "identity", "step", "bad", "judged"}, _loader),
@@ -133,7 +133,7 @@ def _words_for(state: Mapping[Any, Any]) -> Callable[[Any], list[str]] | None:
     return words if len(keys & set(state)) >= (2 if signed else len(keys)) else None
 
 
-def _loader(state: Mapping[str, Any]) -> list[str]:
+def _loader(state: Mapping[str, object]) -> list[str]:
     saved = unpack_state(state)
     cursor, identity = saved.cursor, saved.identity
     where = _after(cursor.batches)
@@ -162,7 +162,7 @@ def _step(saved: Saved) -> str:
     return f"a step of all ranks took {_number(saved.step, 'sample')}"
 
 
-def _stream(state: Mapping[str, Any]) -> list[str]:
+def _stream(state: Mapping[str, object]) -> list[str]:
     fields = open_stream_state(state)
     cursor, ranks, lanes = fields["cursor"], len(fields["turns"]), len(fields["lanes"])
     where = _after(cursor["batches"])
@@ -210,7 +210,7 @@ def _number(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def _kind_of_file(content: Any) -> str:
+def _kind_of_file(content: object) -> str:
     if isinstance(content, Mapping) and "pytorch-lightning_version" in content:
         step = content.get("global_step")
         steps = f", after {_number(step, 'optimizer step')}" if isinstance(step, int) else ""
@@ -218,7 +218,7 @@ def _kind_of_file(content: Any) -> str:
     return "a saved state"
 
 
-def _what_there_is(content: Any) -> str:
+def _what_there_is(content: object) -> str:
     if isinstance(content, Mapping):
         names = ", ".join(map(repr, list(content)[:8])) + (", ..." if len(content) > 8 else "")
         return f"it has the keys {names or '(none)'}. Save loader.state_dict() with the model, or give the DataModule to fit."

@@ -2,11 +2,11 @@
 
 import argparse
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaderkit.cli.arguments import add_jobs, count, executor_of, named, number
+from loaderkit.cli.arguments import Commands, add_jobs, count, executor_of, named, number
 from loaderkit.cli.report import check_plot, say, table, two_axes
 from loaderkit.cli.source import add_source, source_from
 from loaderkit.reading.lengths import measure_lengths
@@ -18,13 +18,16 @@ from loaderkit.system.arrays import Int64Array
 from loaderkit.system.suggest import did_you_mean
 from loaderkit.system.world import World
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 _BINS, _BAR_WIDTH = 16, 40
 _BLUE, _GREY, _RED = "#1f6feb", "#d0d7de", "#d1603d"
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Add the command to a parser's subcommands."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = commands.add_parser(
         "lengths",
         description="Measure the lengths of samples. Report how much of an epoch is padding with random batches, with "
         "length buckets, under a token budget, and with packing.",
@@ -209,7 +212,7 @@ def _draw(path: str, edges: Int64Array, counts: Int64Array, found: dict[str, Pla
         _draw_padding(right, {name: one for name, one in found.items() if one.tokens})  # others have no ratio
 
 
-def _draw_padding(right: Any, found: dict[str, PlanSummary]) -> None:
+def _draw_padding(right: "Axes", found: dict[str, PlanSummary]) -> None:
     names = [name.replace("(", "\n(").replace(", ", ",\n") for name in found]
     ratios = [one.padded_to_real for one in found.values()]
     right.barh(names, ratios, color=_RED, label="padding")

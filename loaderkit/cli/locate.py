@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from loaderkit.cli.arguments import count, number
+from loaderkit.cli.arguments import Commands, count, number
 from loaderkit.cli.inspect import load_file, states_in
 from loaderkit.cli.preview import fields_of
 from loaderkit.cli.report import say, table
@@ -22,9 +22,9 @@ from loaderkit.system.overrides import is_map_style
 from loaderkit.system.state import StateError
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Add the command to a parser's subcommands."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = commands.add_parser(
         "locate",
         description="Say which samples were in a training step, and in which file and place each is. No sample is read, unless "
         "--show asks for it. A checkpoint knows the steps of its epoch; they count from 0, each is a batch of every rank. A "
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _of_log(arguments: argparse.Namespace, path: Path, source: Any) -> None:
+def _of_log(arguments: argparse.Namespace, path: Path, source: object) -> None:
     log = StepLog(path)
     if arguments.step is None:
         steps = log.steps()
@@ -82,7 +82,7 @@ def _of_log(arguments: argparse.Namespace, path: Path, source: Any) -> None:
     _report(f"step {arguments.step:,} of {path}", loader, found, settings, arguments.show)
 
 
-def _of_checkpoint(arguments: argparse.Namespace, path: Path, source: Any) -> None:
+def _of_checkpoint(arguments: argparse.Namespace, path: Path, source: object) -> None:
     content = load_file(path, trust=arguments.trust)
     states = list(_loader_states(content))
     if len(states) != 1:
@@ -156,7 +156,7 @@ def _of_stream(arguments: argparse.Namespace, path: Path, source: Any, state: Ma
         raise ValueError("--show is for data with an index. Load the state into a Loader, and read on from there.")
 
 
-def _loader_of(source: Any, state: Mapping[str, Any]) -> Loader:
+def _loader_of(source: object, state: Mapping[str, object]) -> Loader:
     """Return the source's Loader, or one of its data with the order that a state names."""
     if isinstance(source, Loader):
         return source
@@ -181,12 +181,12 @@ def _loader_of(source: Any, state: Mapping[str, Any]) -> Loader:
     )
 
 
-def _named(index: Any) -> str:
+def _named(index: object) -> str:
     """Return an index, or the key that a user's sampler gives in place of one, as a text."""
     return f"{index:,}" if isinstance(index, int) else str(index)
 
 
-def _loader_states(content: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _loader_states(content: object) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the states of Loaders in a file, those within a DataModule's state too."""
     for place, state, _ in states_in(content):
         if "train" in state:
@@ -195,7 +195,9 @@ def _loader_states(content: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield place, state
 
 
-def _report(what: str, loader: Loader, found: list[StepBatch], settings: Mapping[str, Any], show: int | None) -> None:
+def _report(
+    what: str, loader: Loader, found: list[StepBatch], settings: Mapping[str, object], show: int | None
+) -> None:
     cursor, ranks = found[0].cursor, settings["ranks"]
     size = (
         "" if loader.config.plan or settings["batch_size"] is None else f" with batches of {settings['batch_size']:,}"

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loaderkit.cli.arguments import count
-from loaderkit.cli.contact_sheet import draw, pictures_of
+from loaderkit.cli.arguments import Commands, count
+from loaderkit.cli.contact_sheet import Pixels, draw, pictures_of
 from loaderkit.cli.report import check_plot, say, table
 from loaderkit.cli.source import add_source, training_source
 from loaderkit.loader.loader import Loader
 from loaderkit.system.described import described
+from loaderkit.system.types import Array
 
 _SHOWN = 60  # characters of a value
 _FEW = 4  # entries of a list that are shown one by one
@@ -33,9 +34,9 @@ class Field(NamedTuple):
     value: str = ""
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Add the command to a parser's subcommands."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = commands.add_parser(
         "preview",
         description="Show the first samples of a source: each field's type, shape, dtype and value. MODULE:FACTORY may "
         "also return a Loader or a DataModule; its first batches are shown.",
@@ -63,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _show(source: Any, arguments: argparse.Namespace) -> None:
     spread = _spread(source, arguments.pictures) if arguments.plot is not None else None
     unit = "batch" if isinstance(source, Loader | torch.utils.data.DataLoader) else "sample"
-    pictures: list[tuple[str, Any]] = []
+    pictures: list[tuple[str, Pixels]] = []
     shown = 0
     with contextlib.closing(_items(source)) as items:
         for number, item in enumerate(items):
@@ -105,11 +106,11 @@ def _spread(source: Any, pictures: int) -> list[int] | None:
     return [int(number) for number in np.unique(spread)]
 
 
-def _has_index(source: Any) -> bool:
+def _has_index(source: object) -> bool:
     return callable(getattr(source, "__getitem__", None)) and callable(getattr(source, "__len__", None))
 
 
-def _items(source: Any) -> Generator[Any]:
+def _items(source: Any) -> Generator[object]:
     """Yield the source's samples, or its batches, from the first."""
     if _has_index(source):
         yield from (source[index] for index in range(len(source)))
@@ -126,7 +127,7 @@ def _overview(source: Any, unit: str) -> str:
         return f"{type(source).__name__}: a stream, of unknown length"
 
 
-def fields_of(sample: Any, name: str = "") -> list[Field]:
+def fields_of(sample: object, name: str = "") -> list[Field]:
     """Return a sample's fields, with those of nested dicts and tuples named like "a.b"."""
     inner = _inner(sample)
     if inner is None:
@@ -136,7 +137,7 @@ def fields_of(sample: Any, name: str = "") -> list[Field]:
     )
 
 
-def _inner(value: Any) -> list[tuple[Any, Any]] | None:
+def _inner(value: object) -> list[tuple[object, object]] | None:
     """Return the names and values of a container; None if it counts as one field."""
     if isinstance(value, Mapping):
         return list(value.items()) or None
@@ -149,7 +150,7 @@ def _inner(value: Any) -> list[tuple[Any, Any]] | None:
     return None
 
 
-def _field(value: Any, name: str) -> Field:
+def _field(value: object, name: str) -> Field:
     kind = type(value).__name__
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
@@ -165,14 +166,14 @@ def _field(value: Any, name: str) -> Field:
     return Field(name, kind, "", "", _short(repr(value)))
 
 
-def _as_array(value: Tensor) -> np.ndarray[Any, Any]:
+def _as_array(value: Tensor) -> Array:
     try:
         return value.numpy(force=True)
     except TypeError:  # numpy has no such number: bfloat16, float8
         return value.float().numpy(force=True)
 
 
-def _range(values: np.ndarray[Any, Any]) -> str:
+def _range(values: Array) -> str:
     if not values.size or values.dtype.kind not in "biuf":
         return _short(" ".join(str(values[:_FEW] if values.ndim else values).split())) if values.size else "empty"
     if values.size <= _FEW:

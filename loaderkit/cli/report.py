@@ -5,9 +5,13 @@ import sys
 import traceback
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from loaderkit.system.terminal import coloured, console
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.console import Console
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -52,7 +56,7 @@ def table(rows: list[list[str]], left: Collection[int] = (0,)) -> list[str]:
     ]
 
 
-def _drawn(terminal: Any, rows: list[list[str]], left: Collection[int]) -> list[str]:
+def _drawn(terminal: "Console", rows: list[list[str]], left: Collection[int]) -> list[str]:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -74,7 +78,7 @@ def check_plot(path: str | None) -> None:
 
 
 @contextlib.contextmanager
-def two_axes(path: str, *, height: float, widths: tuple[float, float]) -> Iterator[Any]:
+def two_axes(path: str, *, height: float, widths: tuple[float, float]) -> "Iterator[tuple[Axes, Axes]]":
     """Give two matplotlib axes, side by side; write them to a PNG afterwards."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -3,9 +3,8 @@
 import argparse
 import contextlib
 import dataclasses
-from typing import Any
 
-from loaderkit.cli.arguments import add_jobs, count, executor_of, named, size
+from loaderkit.cli.arguments import Commands, add_jobs, count, executor_of, named, size
 from loaderkit.cli.report import say
 from loaderkit.cli.source import add_source, source_from
 from loaderkit.loader.checks import check_indexed
@@ -15,9 +14,9 @@ from loaderkit.writing.manifest import read_records
 from loaderkit.writing.write import FORMATS, Writing
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Add the command to a parser's subcommands."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = commands.add_parser(
         "shard",
         description="Write a dataset to shards. If it was stopped, run it again: it keeps the finished shards and writes "
         "the rest. The exit code is 1 if something failed.",

@@ -59,7 +59,7 @@ def training_source(arguments: argparse.Namespace) -> Any:
     return loader_within(source_from(arguments, decoded=True)[0])
 
 
-def loader_within(source: Any) -> Any:
+def loader_within(source: Any) -> object:
     """Return the training loader of a DataModule, and any other source as it is."""
     if not callable(getattr(source, "train_dataloader", None)):
         return source
@@ -86,7 +86,7 @@ def source_from(arguments: argparse.Namespace, *, decoded: bool = False) -> tupl
     return dataset, "spawn" if arguments.spawn or is_remote(arguments.source) else "fork"
 
 
-def _open(source: str, format_name: str | None, options: dict[str, Any], decoded: bool, storage: Storage) -> Any:
+def _open(source: str, format_name: str | None, options: dict[str, Any], decoded: bool, storage: Storage) -> object:
     """Return the dataset that SOURCE names, made with keyword arguments `options`; list a URL through the storage."""
     if _FACTORY.fullmatch(source) and not Path(source).exists():
         factory = named(source)

@@ -3,9 +3,8 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
-from loaderkit.cli.arguments import add_jobs, executor_of
+from loaderkit.cli.arguments import Commands, add_jobs, executor_of
 from loaderkit.cli.report import complain, say
 from loaderkit.system.progress import with_progress
 from loaderkit.system.terminal import coloured
@@ -13,9 +12,9 @@ from loaderkit.writing.check import Claim, check_each, check_local, claims_of
 from loaderkit.writing.format import WriteError
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Add the command to a parser's subcommands."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = commands.add_parser(
         "verify",
         description="Read every shard and compare it with the manifest: missing and extra files, sizes, checksums and "
         "sample counts. Each sample is decoded. The exit code is 1 if something is wrong.",

@@ -7,7 +7,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 import torch
 
@@ -152,7 +152,7 @@ class BadSamplesError(RuntimeError):
 class Reported:
     """A batch with its bad samples, on the way from the worker to the Loader, which counts them."""
 
-    batch: Any
+    batch: object
     bad: Sequence[BadSample]
     first: Exception  # the first bad sample's error
 

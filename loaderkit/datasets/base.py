@@ -1,7 +1,7 @@
 """How samples are read from any dataset: by one call for a batch if the dataset has such a method."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch.utils.data as torch_data
@@ -19,6 +19,10 @@ _ANY_READ = frozenset({"__getitem__", "__getitems__", "read"})
 
 Sample = TypeVar("Sample", covariant=True, default=Any)
 
+Transform: TypeAlias = Callable[[Any], object]  # a user's function of a sample; its result is only passed on
+Collate: TypeAlias = Callable[[list[Any]], object]  # a user's function from samples to a batch
+Predicate: TypeAlias = Callable[[Any], object]  # a user's function of a sample, true if it is kept
+
 
 class MapStyle(Protocol[Sample]):
     """A dataset with a length and a sample for each index."""
@@ -28,7 +32,7 @@ class MapStyle(Protocol[Sample]):
     def __getitem__(self, index: int) -> Sample: ...
 
 
-def as_dataset(value: Any, where: str, way_out: str = "") -> Any:
+def as_dataset(value: object, where: str, way_out: str = "") -> Any:
     """Return a value as a dataset whose samples are read by position: itself, or a view of a column that is indexed by label.
 
     Args:
@@ -73,7 +77,7 @@ def as_rows(dataset: MapStyle, indices: Sequence[int] | Int64Array) -> Int64Arra
     return found if found.dtype == np.int64 and found.ndim == 1 else as_indices(type(dataset).__name__, indices)
 
 
-def reads_batches(dataset: Any) -> bool:
+def reads_batches(dataset: object) -> bool:
     """Return whether the Loader may call `dataset.read_batch(indices)` for a whole collated batch.
 
     `read_batch` takes indices (B,) int64. It returns what the default collate returns for these samples, or a
@@ -83,17 +87,17 @@ def reads_batches(dataset: Any) -> bool:
     return _has_fast(dataset, "read_batch")
 
 
-def knows_lengths(dataset: Any) -> bool:
+def knows_lengths(dataset: object) -> bool:
     """Return whether `dataset.lengths()` gives the lengths (N,) of all samples. A transform or override disables it, too."""
     return _has_fast(dataset, "lengths")
 
 
-def counts_tokens(dataset: Any) -> bool:
+def counts_tokens(dataset: object) -> bool:
     """Return whether `dataset.counted()` gives a dataset of its samples' numbers of tokens. An override of how samples are read disables it."""
     return callable(own_attribute(dataset, "counted", _ANY_READ))
 
 
-def reads_pieces(dataset: Any) -> bool:
+def reads_pieces(dataset: object) -> bool:
     """Return whether `dataset.read_pieces(indices, starts, stops)` gives parts of samples (B,), as a `Ragged`.
 
     A part has the tokens from `starts` to `stops` (B,) of its sample, or up to the sample's end. Such a dataset has
@@ -102,7 +106,7 @@ def reads_pieces(dataset: Any) -> bool:
     return _has_fast(dataset, "read_pieces")
 
 
-def reads_columns(dataset: Any) -> bool:
+def reads_columns(dataset: object) -> bool:
     """Return whether the Loader may call `dataset.read_columns(indices)` for samples (B,) as columns, in the samples' own structure.
 
     A column is a list of B values, or a tensor or array (B, *) of numbers. `read_columns` may return a list of the samples
@@ -112,7 +116,7 @@ def reads_columns(dataset: Any) -> bool:
     return _has_fast(dataset, "read_columns")
 
 
-def reads_many(dataset: Any) -> bool:
+def reads_many(dataset: object) -> bool:
     """Return whether the Loader may call `dataset.__getitems__(indices)`.
 
     An override of `__getitem__` disables an inherited `__getitems__`. torch's wrappers have one that reads samples one
@@ -135,6 +139,6 @@ def read_many(dataset: Any, indices: Sequence[int]) -> list[Any]:
     return per_sample(dataset.__getitem__, indices)
 
 
-def _has_fast(dataset: Any, method: str) -> bool:
+def _has_fast(dataset: object, method: str) -> bool:
     """Return whether a dataset has a fast method that neither an override nor a transform disables."""
     return callable(own_attribute(dataset, method, _ANY_READ)) and getattr(dataset, "transform", None) is None

@@ -5,14 +5,14 @@ import io
 import os
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from loaderkit.datasets.base import MapStyle, check_index, knows_lengths, read_many, reads_many
+from loaderkit.datasets.base import MapStyle, Transform, check_index, knows_lengths, read_many, reads_many
 from loaderkit.datasets.typed import as_typed_dataset
 from loaderkit.files.sample_file import ALIGNMENT, SampleFile
 from loaderkit.sampling.fingerprint import fingerprint, fingerprint_of
@@ -86,7 +86,7 @@ class CachedDataset(DeclaresDraws):
         where: str | os.PathLike[str] = "memory",
         *,
         max_bytes: int,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         version: str = "",
     ) -> None:
         max_bytes = plain_integer(max_bytes)
@@ -137,7 +137,7 @@ class CachedDataset(DeclaresDraws):
     def _draws(self) -> Draws:
         return max(draws(self.dataset), super()._draws())
 
-    def _read_many(self, indices: Sequence[int]) -> list[Any]:
+    def _read_many(self, indices: Sequence[int]) -> list[object]:
         stored = [self._stored(index) for index in indices]
         missing = [row for row, words in enumerate(stored) if words is None]
         if len(missing) > 1 and not self._to_watch:
@@ -150,7 +150,7 @@ class CachedDataset(DeclaresDraws):
             samples[row] = self._keep(indices[row], sample)
         return samples if self.transform is None else per_sample(self.transform, samples)
 
-    def _make(self, index: int) -> Any:
+    def _make(self, index: int) -> object:
         """Make a sample under a seed of its index."""
         seeds = self._seeds([index])
         with seeds_apart(seeds):
@@ -166,7 +166,7 @@ class CachedDataset(DeclaresDraws):
                     )
         return sample
 
-    def _make_many(self, indices: list[int], rows: list[int]) -> list[Any]:
+    def _make_many(self, indices: list[int], rows: list[int]) -> list[object]:
         """Make samples by one call; `rows` are theirs in the batch."""
         seeds = self._seeds(indices)
         with seeds_apart(seeds, rows):
@@ -180,13 +180,13 @@ class CachedDataset(DeclaresDraws):
         words = hash_positions(np.array(indices, dtype=np.int64), "cached sample")
         return SampleRngSeeds(words) if drawn is Draws.SAMPLE_RNG else SampleSeeds(words)
 
-    def _keep(self, index: int, sample: Any) -> Any:
+    def _keep(self, index: int, sample: object) -> object:
         """Store a sample, and return what a later read will give: memory layouts may differ from the sample's."""
         words = self._packed(index, sample)
         self._file.write(index, words)
         return _unpack(words)
 
-    def _packed(self, index: int, sample: Any) -> UInt64Array:
+    def _packed(self, index: int, sample: object) -> UInt64Array:
         try:
             return _pack(sample)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -237,7 +237,7 @@ class _Pickler(TensorsByValue, pickle.Pickler):
     """Pickles a sample but for the memory of its tensors and arrays."""
 
 
-def _pack(sample: Any) -> UInt64Array:
+def _pack(sample: object) -> UInt64Array:
     """Return an entry: the number of buffers, the sizes of the pickle and of each buffer, then these, aligned."""
     file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
     _Pickler(file, 5, buffer_callback=buffers.append).dump(sample)
@@ -251,7 +251,7 @@ def _pack(sample: Any) -> UInt64Array:
     return words
 
 
-def _unpack(words: UInt64Array) -> Any:
+def _unpack(words: UInt64Array) -> object:
     """Return the sample of an entry; its tensors and arrays are views of the entry."""
     count = int(words[0])
     sizes = words[1 : count + 2].tolist()

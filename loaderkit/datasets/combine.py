@@ -155,7 +155,7 @@ class ZipDataset(DeclaresDraws):
     def fingerprint(self) -> str:
         return "zip(" + ", ".join(map(fingerprint_of_part, self.datasets)) + ")"
 
-    def _join(self, parts: list[Any]) -> Any:
+    def _join(self, parts: list[object]) -> object:
         return tuple(parts) if self._names is None else dict(zip(self._names, parts, strict=True))
 
 

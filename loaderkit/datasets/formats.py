@@ -3,7 +3,6 @@
 import functools
 import importlib
 from collections.abc import Mapping
-from typing import Any
 
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.files.listing import has_suffix
@@ -68,7 +67,7 @@ def format_of(shard: str) -> type[ShardedDataset]:
     return next(iter(found.values()))
 
 
-def folder_format(folder: str) -> Any:
+def folder_format(folder: str) -> type | None:
     """Return the dataset class of a local folder that is one dataset as a whole, such as a Zarr store or a Shar folder; None if it is not."""
     module, kind = _FOLDERS.get(format_of_folder(folder) or "", ("", ""))
     return getattr(importlib.import_module(module), kind) if module else None

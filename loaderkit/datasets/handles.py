@@ -93,12 +93,12 @@ class Handle(Generic[T]):
         self._environments: dict[int, Any] = {}  # by process id
         self._locks: dict[int, threading.Lock] = {}  # by process id
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # `lmdb.open` has a wrong `__module__`, so that pickle does not find it.
         opener = _open_lmdb if self._open is _lmdb("open") else self._open
         return {"_open": opener, "_args": self._args, "_kwargs": self._kwargs}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._reset()
 

@@ -1,13 +1,16 @@
 """Map-style datasets of the Hugging Face `datasets` library."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from loaderkit.datasets.base import as_dataset, check_index, check_indices, read_many
+from loaderkit.datasets.base import Transform, as_dataset, check_index, check_indices, read_many
 from loaderkit.datasets.hf_features import rule_of
 from loaderkit.seeding.draws import DeclaresDraws, Draws
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.overrides import own_attribute
+
+if TYPE_CHECKING:
+    import datasets
 
 
 class HFDataset(DeclaresDraws):
@@ -38,7 +41,7 @@ class HFDataset(DeclaresDraws):
         {'text': ['a', 'b'], 'label': tensor([0, 1])}
     """
 
-    def __init__(self, dataset: Any, *, transform: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, dataset: Any, *, transform: Transform | None = None) -> None:
         if isinstance(dataset, str):
             raise TypeError(
                 f"HFDataset: found the string {dataset!r}, wanted a datasets.Dataset: datasets.load_dataset(..., split=...)."
@@ -76,7 +79,7 @@ class HFDataset(DeclaresDraws):
         """Return the library's own fingerprint, which covers the data and all operations on it."""
         return str(getattr(self.dataset, "_fingerprint", ""))
 
-    def _typed(self, rows: list[Any]) -> list[Any]:
+    def _typed(self, rows: list[object]) -> list[object]:
         """Return rows with the features' dtypes, if they are in the format of Python's values."""
         if self._rule is None or self._format() is not None:
             return rows
@@ -91,7 +94,7 @@ class HFDataset(DeclaresDraws):
         return found.get("type") if isinstance(found, dict) else None
 
 
-def as_declared(dataset: Any) -> Callable[[Any], Any]:
+def as_declared(dataset: "datasets.IterableDataset") -> Transform:
     """Return what gives the samples of an iterable dataset the dtypes that its features declare, if it is the library's and knows them."""
     kind = type(dataset)
     is_stream = (kind.__module__, kind.__qualname__) == ("datasets.iterable_dataset", "IterableDataset")
@@ -99,17 +102,17 @@ def as_declared(dataset: Any) -> Callable[[Any], Any]:
     return _as_it_is if rule is None else rule.convert
 
 
-def _as_it_is(sample: Any) -> Any:
+def _as_it_is(sample: object) -> object:
     return sample
 
 
-def is_rows(dataset: Any) -> bool:
+def is_rows(dataset: object) -> bool:
     """Return whether a dataset is the library's own with an index, and not of a subclass."""
     kind = type(dataset)
     return (kind.__module__, kind.__qualname__) == ("datasets.arrow_dataset", "Dataset")
 
 
-def state_of_start(dataset: Any) -> Any:
+def state_of_start(dataset: "datasets.IterableDataset") -> object:
     """Return the state that sends an unread stateful dataset back to its start.
 
     The state of a `datasets.IterableDataset` tells where anyone read it last, but its iterators start at the beginning. A look
@@ -119,7 +122,7 @@ def state_of_start(dataset: Any) -> Any:
     return {**state, "epoch": -1} if is_theirs(dataset) and isinstance(state, dict) and "epoch" in state else state
 
 
-def restores_its_place(dataset: Any) -> bool:
+def restores_its_place(dataset: object) -> bool:
     """Return whether a stateful dataset continues from its state with the next sample.
 
     The state of a shuffled `datasets.IterableDataset` lacks the samples in the shuffle buffer, and workers cannot load it. If
@@ -136,11 +139,11 @@ def restores_its_place(dataset: Any) -> bool:
     return True
 
 
-def epoch_of(dataset: Any) -> int | None:
+def epoch_of(dataset: object) -> int | None:
     """Return the epoch that a stream of the Hugging Face library is in; None for other datasets."""
     return int(dataset.epoch) if is_theirs(dataset) and hasattr(dataset, "epoch") else None
 
 
-def is_theirs(dataset: Any) -> bool:
+def is_theirs(dataset: object) -> bool:
     """Return whether a dataset is of the Hugging Face library."""
     return type(dataset).__module__.partition(".")[0] == "datasets"

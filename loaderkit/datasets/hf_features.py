@@ -4,38 +4,38 @@ In its own format the library gives Python's numbers, which would become int64 a
 default collate would transpose.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderkit.system.stack import CollateError, from_array, named, stack_field
+from loaderkit.system.types import Array, DType
 
 _PLAIN = (np.dtype(bool), np.dtype(np.int64), np.dtype(np.float64))  # what Python's own numbers become
 
 
-class Numbers(list[Any]):
+class Numbers(list[object]):
     """A list of numbers, or of lists of them, which stacks and converts to an array of its column's dtype.
 
     Everything else that lists do stays the same: code that joins lists, or looks for them, is not changed.
     """
 
-    def __init__(self, values: Sequence[Any], dtype: np.dtype[Any], name: str) -> None:
+    def __init__(self, values: Sequence[object], dtype: DType, name: str) -> None:
         super().__init__(values)
         self.dtype = dtype
         self.name = name
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return Numbers, (list(self), self.dtype, self.name)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+    def __array__(self, dtype: DType | None = None, copy: bool | None = None) -> Array:
         if _has_none(self):  # which numpy takes for NaN
             raise ValueError(f"field {self.name!r} has missing values, wanted numbers")
         return np.array(list(self), dtype=self.dtype).astype(self.dtype if dtype is None else dtype, copy=False)
 
     @staticmethod
-    def collate(samples: Sequence[Any]) -> Any:
+    def collate(samples: Sequence[Any]) -> object:
         """Stack rows as arrays (B, *)."""
         if (whole := _as_one(samples)) is not None:
             return from_array(whole)
@@ -55,7 +55,7 @@ class Numbers(list[Any]):
         return stack_field(arrays, name)
 
 
-def _as_one(samples: Sequence[Any]) -> npt.NDArray[Any] | None:
+def _as_one(samples: Sequence[Any]) -> Array | None:
     """Return rows as one array (B, *); None if a value may be missing or lengths differ, so that each row has to be looked at."""
     dtype = samples[0].dtype
     if dtype.kind == "b" or any(type(sample) is not Numbers for sample in samples):  # numpy takes None for False
@@ -67,47 +67,53 @@ def _as_one(samples: Sequence[Any]) -> npt.NDArray[Any] | None:
     return None if dtype.kind == "f" and np.isnan(whole).any() else whole  # it takes None for NaN, too
 
 
+class Rule(Protocol):
+    """What gives a value the dtype of its column."""
+
+    def convert(self, value: object) -> object: ...
+
+
 class Scalar(NamedTuple):
     """A number."""
 
-    dtype: np.dtype[Any]
+    dtype: DType
 
-    def convert(self, value: Any) -> Any:
+    def convert(self, value: object) -> object:
         return self.dtype.type(value) if type(value) in (int, float) else value
 
 
 class Lists(NamedTuple):
     """Lists of numbers, of any depth."""
 
-    dtype: np.dtype[Any]
+    dtype: DType
     name: str
 
-    def convert(self, value: Any) -> Any:
+    def convert(self, value: object) -> object:
         return Numbers(value, self.dtype, self.name) if type(value) is list else value
 
 
 class Each(NamedTuple):
     """A list of other values."""
 
-    inner: Any
+    inner: Rule
 
-    def convert(self, value: Any) -> Any:
+    def convert(self, value: object) -> object:
         return list(map(self.inner.convert, value)) if type(value) is list else value
 
 
 class Fields(NamedTuple):
     """A row, or a struct in it."""
 
-    fields: dict[str, Any]
+    fields: dict[str, Rule]
 
-    def convert(self, value: Any) -> Any:
+    def convert(self, value: object) -> object:
         if not isinstance(value, dict):
             return value
         fields = self.fields
         return {name: fields[name].convert(part) if name in fields else part for name, part in value.items()}
 
 
-def rule_of(feature: Any, name: str = "") -> Any:
+def rule_of(feature: object, name: str = "") -> Rule | None:
     """Return what gives the values of a feature their dtype; None if Python's own values have it."""
     if isinstance(feature, Mapping):
         inner = {key: rule_of(part, f"{name}.{key}" if name else str(key)) for key, part in feature.items()}
@@ -125,7 +131,7 @@ def rule_of(feature: Any, name: str = "") -> Any:
     return None if rule is None else Each(rule)
 
 
-def _numbers_of(feature: Any) -> tuple[np.dtype[Any] | None, int]:
+def _numbers_of(feature: Any) -> tuple[DType | None, int]:
     """Return the dtype of numbers, and the depth of the lists that they are in."""
     depth = 0
     while (element := _element(feature)) is not None:
@@ -141,12 +147,12 @@ def _numbers_of(feature: Any) -> tuple[np.dtype[Any] | None, int]:
     return (dtype, depth + (kind != "Value")) if is_number else (None, 0)
 
 
-def _element(feature: Any) -> Any:
+def _element(feature: object) -> object:
     """Return the feature of a list's elements; None if a feature is no list."""
     if isinstance(feature, list | tuple):
         return feature[0] if len(feature) == 1 else None
     return getattr(feature, "feature", None)
 
 
-def _has_none(values: Any) -> bool:
+def _has_none(values: Iterable[object]) -> bool:
     return any(value is None or (isinstance(value, list) and _has_none(value)) for value in values)

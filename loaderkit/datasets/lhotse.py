@@ -2,12 +2,12 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from loaderkit.datasets.base import check_index, check_indices
+from loaderkit.datasets.base import Transform, check_index, check_indices
 from loaderkit.datasets.memory.packed import Packed
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.seeding.samples import per_sample
@@ -43,9 +43,7 @@ class CutDataset(DeclaresDraws):
         ['a', 'b']
     """
 
-    def __init__(
-        self, cuts: Iterable[Any], *, unit_s: float = 0.01, transform: Callable[[Any], Any] | None = None
-    ) -> None:
+    def __init__(self, cuts: Iterable[object], *, unit_s: float = 0.01, transform: Transform | None = None) -> None:
         if not unit_s > 0:
             raise ValueError(f"CutDataset: unit_s is {unit_s!r}, wanted seconds, above 0.")
         ids: list[str] = []
@@ -81,7 +79,7 @@ class CutDataset(DeclaresDraws):
         return f"cuts({self._digest})"
 
 
-def _noting(cuts: Iterable[Any], ids: list[str], lengths: list[int], unit_s: float) -> Iterator[Any]:
+def _noting(cuts: Iterable[object], ids: list[str], lengths: list[int], unit_s: float) -> Iterator[object]:
     """Yield cuts, and note their ids and lengths."""
     for number, cut in enumerate(cuts):
         name, duration = getattr(cut, "id", None), getattr(cut, "duration", None)

@@ -53,7 +53,7 @@ class PieceDataset(DeclaresDraws):
         length: int,
         *,
         lengths: "npt.ArrayLike | None" = None,
-        fields: Sequence[Any] = ("tokens",),
+        fields: Sequence[object] = ("tokens",),
     ) -> None:
         check_integer("PieceDataset", "length", length, 1)
         if lengths is None:
@@ -112,7 +112,7 @@ class PieceDataset(DeclaresDraws):
     def _draws(self) -> Draws:
         return draws(self.dataset)
 
-    def _read_batch(self, indices: Int64Array) -> Any:
+    def _read_batch(self, indices: Int64Array) -> object:
         documents, starts = self._find(check_indices(self, indices))
         return self.dataset.read_pieces(documents, starts, starts + self.length)  # type: ignore[attr-defined]  # `reads_pieces` has asked
 
@@ -122,7 +122,7 @@ class PieceDataset(DeclaresDraws):
         before = np.where(documents > 0, self._ends[documents - 1], 0)
         return documents, (pieces - before) * self.length
 
-    def _cut(self, sample: Any, document: int, start: int) -> Any:
+    def _cut(self, sample: object, document: int, start: int) -> object:
         if self._lengths[document] > self.length:
             check_can_be_cut(sample, f"PieceDataset: document {document:,}")
         if not isinstance(sample, Mapping | tuple):
@@ -141,7 +141,7 @@ class PieceDataset(DeclaresDraws):
         ]
         return with_parts(sample, dict(zip(names, parts, strict=True)) if isinstance(sample, Mapping) else parts)
 
-    def _slice(self, sequence: Any, document: int, start: int) -> Any:
+    def _slice(self, sequence: Any, document: int, start: int) -> object:
         if len(sequence) != self._lengths[document]:
             raise ValueError(
                 f"PieceDataset: document {document:,} has {len(sequence):,} tokens, its length was given as "
@@ -150,7 +150,7 @@ class PieceDataset(DeclaresDraws):
         return sequence[start : start + self.length]
 
 
-def check_can_be_cut(sample: Any, name: str) -> None:
+def check_can_be_cut(sample: object, name: str) -> None:
     """Raise a ValueError for a document with pictures: a cut could go through one, and each piece would have all."""
     pictures = sample.get("images") if isinstance(sample, Mapping) else None
     if isinstance(pictures, list) and pictures:

@@ -1,6 +1,6 @@
 """Where a dataset keeps a sample: the file, and the sample's number and first byte in it."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class Place(NamedTuple):
         return ", ".join(parts)
 
 
-def place_of(dataset: Any, index: int) -> Place | None:
+def place_of(dataset: object, index: int) -> Place | None:
     """Return where a dataset keeps a sample, without reading it; None if it does not say.
 
     A dataset says it by a method `place(index)`. Subsets, maps, caches, concatenations and pieces pass the question

@@ -19,11 +19,12 @@ from loaderkit.seeding.keys import derive_seed, hash_positions
 from loaderkit.system.arrays import Int64Array, UInt64Array
 from loaderkit.system.html import table
 from loaderkit.system.tables import is_frame
+from loaderkit.system.types import Array
 
 VERSION = 1
-Keys = npt.NDArray[Any]
+Keys = Array
 # A value for each sample, or a function from a sample to its value.
-By = Callable[[Any], Any] | Sequence[Any] | npt.NDArray[Any]
+By = Callable[[Any], object] | Sequence[object] | Array
 _KEY = (int, str, np.integer)
 Part = TypeVar("Part", covariant=True, default=Any)
 
@@ -59,7 +60,7 @@ class Split(Mapping[str, Part], Generic[Part]):
     side_of: npt.NDArray[np.int64]
     sample_keys: Keys
     groups: Keys
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     dataset: Any = None
 
     def __getitem__(self, side: str) -> Part:
@@ -105,7 +106,7 @@ class Split(Mapping[str, Part], Generic[Part]):
         }
         write_atomically(Path(path), json.dumps(manifest).encode())
 
-    def moved(self, manifest: str | Path) -> dict[Any, tuple[str, str]]:
+    def moved(self, manifest: str | Path) -> dict[object, tuple[str, str]]:
         """Return the keys that are on another side in a manifest, each with the side there and the side here.
 
         Raises:
@@ -116,14 +117,14 @@ class Split(Mapping[str, Part], Generic[Part]):
         now = zip(self.sample_keys.tolist(), (self.sides[side] for side in self.side_of.tolist()), strict=True)
         return {key: (before[key], side) for key, side in now if before.get(key, side) != side}
 
-    def leaks(self, values: By) -> dict[Any, list[str]]:
+    def leaks(self, values: By) -> dict[object, list[str]]:
         """Return the values that occur on several sides, each with these sides.
 
         Args:
             values: A value for each sample (N,) that must not be on two sides, such as a patient or a digest of the
                 content; or a function from a sample to the value.
         """
-        found: dict[Any, set[int]] = {}
+        found: dict[object, set[int]] = {}
         each = _column(values, self.dataset, len(self.sample_keys), "values")
         for value, side in zip(each.tolist(), self.side_of.tolist(), strict=True):
             found.setdefault(value, set()).add(side)
@@ -210,7 +211,7 @@ def split(
     return Split(sides, side_of, found, groups, settings, dataset)
 
 
-def load_manifest(path: str | Path) -> dict[Any, str]:
+def load_manifest(path: str | Path) -> dict[object, str]:
     """Return the side of each key in a manifest from `Split.save`.
 
     Raises:
@@ -219,7 +220,7 @@ def load_manifest(path: str | Path) -> dict[Any, str]:
     return _read_manifest(path)[0]
 
 
-def _read_manifest(path: str | Path) -> tuple[dict[Any, str], Mapping[str, Any]]:
+def _read_manifest(path: str | Path) -> tuple[dict[object, str], Mapping[str, object]]:
     """Return the side of each key, and the split's settings."""
     content = read_regular(path)
     try:
@@ -302,13 +303,13 @@ def _spread_in_strata(
     return spread
 
 
-def _whole(value: Any, name: str) -> int:
+def _whole(value: object, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ValueError(f"split: {name} is {value!r}, wanted an integer.")
     return int(value)
 
 
-def _check_common(before: Mapping[Any, str], keys: Keys) -> None:
+def _check_common(before: Mapping[object, str], keys: Keys) -> None:
     """Check that a manifest has at least one of these keys; otherwise it belongs to other data."""
     if before and not any(key in before for key in keys.tolist()):
         raise ValueError(
@@ -331,7 +332,7 @@ def _kept(
     keys: Keys,
     members: npt.NDArray[np.int64],
     sides: tuple[str, ...],
-    before: Mapping[Any, str],
+    before: Mapping[object, str],
 ) -> npt.NDArray[np.int64]:
     """Return the sides (N,), with the groups of a manifest's keys on the manifest's sides."""
     _check_common(before, keys)
@@ -351,7 +352,7 @@ def _kept(
     return np.where(kept >= 0, kept, side_of)
 
 
-def _are_keys(data: Any) -> bool:
+def _are_keys(data: object) -> bool:
     """Return whether the data are keys: a list, or an array or Series of one axis, of integers or strings."""
     if isinstance(data, list | tuple | range):
         return all(isinstance(key, _KEY) for key in data)

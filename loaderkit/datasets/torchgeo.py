@@ -1,11 +1,11 @@
 """Chips of a map: a torchgeo dataset, which is asked by region, as a dataset with an index."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from loaderkit.datasets.base import check_index
+from loaderkit.datasets.base import Transform, check_index
 from loaderkit.datasets.memory.packed import Packed
 from loaderkit.sampling.fingerprint import fingerprint_of_part
 from loaderkit.sampling.keys import as_keys, digest_of
@@ -55,10 +55,10 @@ class GeoChips(DeclaresDraws):
     def __init__(
         self,
         dataset: Any,
-        regions: Iterable[Any],
+        regions: Iterable[object],
         *,
         resolution: float | tuple[float, float] | None = None,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         seed: int = 0,
     ) -> None:
         self.dataset, self.transform = dataset, transform

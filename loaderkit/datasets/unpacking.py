@@ -11,7 +11,7 @@ _ARROW = {"br": "brotli", "snappy": "snappy", "zstd": "zstd"}  # pyarrow's names
 CODECS = ("bz2", "gz", *_ARROW)
 
 
-def unpack(codec: str, content: Any, size_bytes: int, where: str) -> bytes:
+def unpack(codec: str, content: bytes | memoryview, size_bytes: int, where: str) -> bytes:
     """Return what is in compressed content.
 
     Args:
@@ -45,7 +45,7 @@ def unpack(codec: str, content: Any, size_bytes: int, where: str) -> bytes:
     return found
 
 
-def _unpack(codec: str, content: Any, size_bytes: int) -> bytes:
+def _unpack(codec: str, content: bytes | memoryview, size_bytes: int) -> bytes:
     if codec in _ARROW:
         import pyarrow as pa
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
 from loaderkit.seeding.keys import derive_seed, hash_positions
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_integer
+from loaderkit.system.types import Array
 
 
 class WindowDataset(DeclaresDraws):
@@ -72,7 +72,7 @@ class WindowDataset(DeclaresDraws):
                 f"WindowDataset: all {len(documents):,} documents together have {self._tokens:,} tokens, wanted at least one window "
                 f"of {self.length:,}."
             )
-        self._epochs: dict[int, Any] = {}
+        self._epochs: dict[int, object] = {}
 
     def __len__(self) -> int:
         return (self._tokens - self.length) // self.stride + 1
@@ -80,13 +80,13 @@ class WindowDataset(DeclaresDraws):
     def __iter__(self) -> Iterator[Any]:  # an index has no end, so Python can't find one
         return map(self.__getitem__, range(len(self)))
 
-    def __getitem__(self, index: int) -> npt.NDArray[Any]:
+    def __getitem__(self, index: int) -> Array:
         if index < 0:
             check_index(self, index)
             index += len(self)
         return self.read_batch(np.array([index]))[0].numpy()
 
-    def __getitems__(self, indices: Sequence[int]) -> list[npt.NDArray[Any]]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Array]:
         return list(self.read_batch(as_rows(self, indices)).numpy())
 
     def read_batch(self, indices: Int64Array) -> Tensor:
@@ -153,7 +153,7 @@ class WindowDataset(DeclaresDraws):
         np.cumsum(np.where(documents < size, lengths, 0), axis=1, out=begins[:, 1:])  # the last block may be smaller
         return documents, begins
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_epochs": {}}
 
 
@@ -161,7 +161,7 @@ class WindowDataset(DeclaresDraws):
 class _EpochWindows(Shuffled):
     """The windows of each epoch, shuffled; the indices say which epoch's they are."""
 
-    _epochs: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _epochs: dict[int, object] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def at(self, epoch: int, positions: Int64Array) -> Int64Array:
         return super().at(epoch, positions) + epoch * self.length

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
-from loaderkit.datasets.base import reads_batches, reads_columns, reads_many
+from loaderkit.datasets.base import Collate, reads_batches, reads_columns, reads_many
 from loaderkit.datasets.shards.finished import FinishedShards
 from loaderkit.datasets.typed import typed
 from loaderkit.reading.repair import (  # not when it is needed: an error may leave no file to import it from
@@ -51,7 +51,7 @@ class BatchReader:
     """
 
     dataset: Any
-    collate_fn: Callable[[list[Any]], Any] | None
+    collate_fn: Collate | None
     seed: int
     batched: bool = True
     bad_samples: BadSamples = RAISE
@@ -59,7 +59,7 @@ class BatchReader:
     lengths: Int64Array | None = None
     finished: FinishedShards | None = None
     private_generators: PrivatePolicy = "seed"
-    seeders: Sequence[Callable[[int], Any]] = ()
+    seeders: Sequence[Callable[[int], object]] = ()
     private: PrivateGenerators = field(init=False, compare=False, repr=False)
     _whole: bool = field(init=False, default=False)  # whether the dataset reads whole batches
     _columns: bool = field(init=False, default=False)  # whether to read columns instead of samples
@@ -87,7 +87,7 @@ class BatchReader:
             _collate_drawn=collate_drawn,
         )
 
-    def __getitems__(self, key: BatchKey) -> Any:  # torch calls it with an item of the batch sampler
+    def __getitems__(self, key: BatchKey) -> object:  # torch calls it with an item of the batch sampler
         with sendable_errors():
             return self.read(key)
 
@@ -121,7 +121,7 @@ class BatchReader:
             return SampleRngSeeds(words)
         return SampleSeeds(words, restore=not in_worker_process())
 
-    def _make_whole(self, key: BatchKey) -> Any:
+    def _make_whole(self, key: BatchKey) -> object:
         """Make a batch that the dataset reads already collated."""
         try:
             batch, repair = self._read_together(key, lambda _, indices: self.dataset.read_batch(indices))
@@ -134,12 +134,12 @@ class BatchReader:
             batch = self._named(collate.collate_batch, indices, batch, *([] if bounds is None else [np.unique(bounds)]))
         return batch if repair is None else repair.report(batch)
 
-    def _make_seeded(self, key: BatchKey) -> Any:
+    def _make_seeded(self, key: BatchKey) -> object:
         """Make a batch from samples."""
         with self._seeds(self._drawn, key) as seeds:
             return self._make(key, seeds)
 
-    def _make(self, key: BatchKey, seeds: SampleSeeds) -> Any:
+    def _make(self, key: BatchKey, seeds: SampleSeeds) -> object:
         samples: Any
         columns = self._columns and key.rows is None and key.indices.dtype != object
         try:
@@ -177,14 +177,14 @@ class BatchReader:
             repair = self._repair(key)
             return repair.together(read, error), repair
 
-    def _read_each(self, key: BatchKey, seeds: SampleSeeds) -> tuple[list[Any], Repair | None]:
+    def _read_each(self, key: BatchKey, seeds: SampleSeeds) -> tuple[list[object], Repair | None]:
         """Read the samples one by one; after a failure, continue under the policy."""
         dataset, enter, indices = self.dataset, seeds.enter, key.indices.tolist()
         stacks = self.collate_fn is None and self.batched and key.rows is None
-        samples: list[Any] = []
+        samples: list[object] = []
         add = samples.append
 
-        def read_one(row: int, index: int) -> Any:
+        def read_one(row: int, index: int) -> object:
             enter(row)
             return dataset[index]
 
@@ -202,7 +202,7 @@ class BatchReader:
     def _many_under(self, seeds: SampleSeeds) -> ReadMany:
         """Return what reads the samples of some rows by `__getitems__`, under their seeds."""
 
-        def read(rows: list[int] | None, indices: Int64Array) -> list[Any]:
+        def read(rows: list[int] | None, indices: Int64Array) -> list[object]:
             with seeds.part(None, rows):
                 seeds.enter_batch()
                 return list(self.dataset.__getitems__(indices.tolist()))
@@ -213,14 +213,14 @@ class BatchReader:
         return Repair(self.bad_samples, key, self.seed, self.order, self.lengths)
 
     def _collate_seeded(
-        self, samples: list[Any], indices: list[int], bounds: Int64Array | None, seeds: SampleSeeds
-    ) -> Any:
+        self, samples: Any, indices: list[int], bounds: Int64Array | None, seeds: SampleSeeds
+    ) -> object:
         if not self.batched:
             return self.collate_fn(samples[0])  # type: ignore[misc]  # called only with a collate_fn
         seeds.enter_batch()
         return self._collate(samples, indices, bounds)
 
-    def _collate(self, samples: Any, indices: list[int], bounds: Int64Array | None) -> Any:
+    def _collate(self, samples: Any, indices: list[int], bounds: Int64Array | None) -> object:
         if isinstance(samples, dict | tuple):
             return self._named(stack_columns, indices, samples)
         if bounds is not None:  # each row has several samples; a row without any left is dropped
@@ -228,7 +228,7 @@ class BatchReader:
         return self._named(stack if self.collate_fn is None else self.collate_fn, indices, samples)
 
     @staticmethod
-    def _named(collate: Callable[..., Any], indices: list[int], *content: Any) -> Any:
+    def _named(collate: Callable[..., object], indices: list[int], *content: object) -> object:
         """Collate; errors name the samples."""
         try:
             return collate(*content)
@@ -263,7 +263,7 @@ class StagedReader(BatchReader):
         return max(stage.draws_from() for stage in self.stages)
 
 
-def takes_batches(collate_fn: Any) -> bool:
+def takes_batches(collate_fn: object) -> bool:
     """Return whether `collate_fn.collate_batch(batch)` can replace `collate_fn(samples)`.
 
     It takes what a dataset's `read_batch` returns. A subclass that overrides `__call__` does not inherit it, and a wrapper does

@@ -106,7 +106,7 @@ class Measure(Protocol):
     what: ClassVar[str]  # these numbers, in one word
     setting: ClassVar[str]  # that decides them
 
-    def __call__(self, samples: list[Any]) -> Int64Array: ...
+    def __call__(self, samples: list[object]) -> Int64Array: ...
 
     @property
     def name(self) -> str:
@@ -153,7 +153,7 @@ class LengthOf:
 
     length: Length | None = None
 
-    def __call__(self, samples: list[Any]) -> Int64Array:
+    def __call__(self, samples: list[object]) -> Int64Array:
         lengths = []
         for row, sample in enumerate(samples):
             try:

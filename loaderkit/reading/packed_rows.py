@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from loaderkit.collate.pack import PackCollate
-from loaderkit.datasets.base import MapStyle, check_index, read_many, reads_pieces
+from loaderkit.datasets.base import Collate, MapStyle, check_index, read_many, reads_pieces
 from loaderkit.datasets.combine import MapDataset
 from loaderkit.datasets.pieces import PieceDataset
 from loaderkit.datasets.streams.dataset import StreamDataset
@@ -90,7 +90,7 @@ class TokenCounts:
 
     rows: Rows
 
-    def __call__(self, samples: list[Any]) -> Int64Array:
+    def __call__(self, samples: list[object]) -> Int64Array:
         lengths = []
         for row, sample in enumerate(samples):
             try:
@@ -110,11 +110,11 @@ def collate_of(rows: Rows) -> PackCollate:
     return PackCollate(tokens=rows.tokens, row_length=rows.row_length, fields=rows.fields)
 
 
-def default_collate(dataset: Any) -> Callable[[list[Any]], Any] | None:
+def default_collate(dataset: object) -> Callable[[list[Any]], Any] | None:
     """Return what a Loader without `collate_fn` makes batches of this data with; None stacks the samples."""
     if isinstance(dataset, StreamDataset):
         return None if dataset.rows is None else collate_of(dataset.rows)
-    found: Callable[[list[Any]], Any] | None = own_attribute(dataset, "default_collate")  # of a Pipeline
+    found: Collate | None = own_attribute(dataset, "default_collate")  # of a Pipeline
     return found
 
 
@@ -126,7 +126,7 @@ class _AsDocument:
 
     rows: Rows
 
-    def __call__(self, sample: Any) -> Any:
+    def __call__(self, sample: object) -> object:
         return self.rows.document(sample)
 
 

@@ -10,7 +10,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from loaderkit.datasets.base import (
+    Collate,
     MapStyle,
+    Predicate,
+    Transform,
     check_index,
     knows_lengths,
     read_many,
@@ -19,7 +22,7 @@ from loaderkit.datasets.base import (
     reads_pieces,
 )
 from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset
-from loaderkit.datasets.places import place_of
+from loaderkit.datasets.places import Place, place_of
 from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.datasets.streams.pack import Rows, TooLong, batches_cannot_be_packed
 from loaderkit.datasets.typed import as_typed_dataset
@@ -81,7 +84,7 @@ class Pipeline(DeclaresDraws):
         self._lines: tuple[str, ...] = (f"{type(dataset).__name__}: {len(dataset):,}",)
         self._rows: Rows | None = dataset._rows if isinstance(dataset, Pipeline) else None
 
-    def map(self, function: Callable[[Any], Any]) -> "Pipeline":
+    def map(self, function: Transform) -> "Pipeline":
         """Apply a function to each sample when it is read, under the sample's own seed.
 
         A state does not name the function, so a resume with another one is accepted.
@@ -90,7 +93,7 @@ class Pipeline(DeclaresDraws):
 
     def filter(
         self,
-        predicate: Callable[[Any], Any],
+        predicate: Predicate,
         *,
         num_workers: int = 0,
         executor: Executor | None = None,
@@ -139,9 +142,7 @@ class Pipeline(DeclaresDraws):
         """
         return self._then(SubsetDataset(self.dataset, Shuffled(len(self), seed=seed)), f"shuffle({seed})")
 
-    def batch(
-        self, size: int, *, drop_last: bool = False, collate_fn: Callable[[list[Any]], Any] = stack
-    ) -> "Pipeline":
+    def batch(self, size: int, *, drop_last: bool = False, collate_fn: Collate = stack) -> "Pipeline":
         """Make one sample of several consecutive ones.
 
         Use it if later verbs work on batches; give the Loader `batch_size=None` then. Else leave batches to the Loader: they can
@@ -294,7 +295,7 @@ class Pipeline(DeclaresDraws):
         """Return a description of the data and of what the verbs chose of it, but not of functions; a resume compares it."""
         return fingerprint_of(self.dataset)
 
-    def place(self, index: int) -> Any:
+    def place(self, index: int) -> Place | None:
         """Return where a sample is kept; None if the data does not say."""
         return place_of(self.dataset, index)
 
@@ -319,7 +320,7 @@ class Pipeline(DeclaresDraws):
 
     def __getattr__(self, name: str) -> Any:
         # Present only if the dataset has it.
-        dataset: Any = self.__dict__.get("dataset")
+        dataset: object = self.__dict__.get("dataset")
         has = {
             "read_batch": reads_batches,
             "read_columns": reads_columns,
@@ -360,16 +361,14 @@ class _Stretch(Order):
 class _Batches(DeclaresDraws):
     """Consecutive samples, collated. What they draw belongs to their batch."""
 
-    def __init__(
-        self, dataset: MapStyle, size: int, collate_fn: Callable[[list[Any]], Any], *, drop_last: bool
-    ) -> None:
+    def __init__(self, dataset: MapStyle, size: int, collate_fn: Collate, *, drop_last: bool) -> None:
         self._dataset, self._size, self._collate = dataset, size, collate_fn
         self._length = len(dataset) // size if drop_last else -(-len(dataset) // size)
 
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> object:
         start = index * self._size
         rows = range(start, min(start + self._size, len(self._dataset)))
         return self._collate(_read_together(self._dataset, rows) or [self._dataset[row] for row in rows])
@@ -393,12 +392,12 @@ class _ReadStretch:
     def fingerprint(self) -> str:
         return fingerprint_of(self.dataset)
 
-    def __call__(self, shard: str, start: int) -> Iterator[Any]:
+    def __call__(self, shard: str, start: int) -> Iterator[object]:
         first, stop = map(int, shard.split(":"))
         for row in range(first + start, stop, _TOGETHER):
             yield from self._read(range(row, min(row + _TOGETHER, stop)))
 
-    def _read(self, rows: range) -> Iterator[Any]:
+    def _read(self, rows: range) -> Iterator[object]:
         try:
             samples = _read_together(self.dataset, rows)
         except Exception:  # one by one, to tell which sample fails
@@ -406,7 +405,7 @@ class _ReadStretch:
         yield from samples or (self.dataset[row] for row in rows)
 
 
-def _read_together(dataset: MapStyle, rows: range) -> list[Any] | None:
+def _read_together(dataset: MapStyle, rows: range) -> list[object] | None:
     """Return samples that are read by one call; None if they draw random numbers, which belong to each of them."""
     if draws(dataset) is not Draws.NOTHING:
         return None
@@ -421,9 +420,9 @@ class _Verdicts:
     what: ClassVar[str] = "verdicts"
     setting: ClassVar[str] = "predicate"
 
-    predicate: Callable[[Any], Any]
+    predicate: Predicate
 
-    def __call__(self, samples: list[Any]) -> Int64Array:
+    def __call__(self, samples: list[object]) -> Int64Array:
         verdicts = []
         for row, sample in enumerate(samples):
             try:
@@ -450,7 +449,7 @@ def _digest(code: CodeType) -> str:
     return digest(code.co_code, "\x1f".join([*constants, *code.co_names]))
 
 
-def _count(verb: str, count: Any, least: int) -> int:
+def _count(verb: str, count: object, least: int) -> int:
     count = plain_integer(count)
     if not isinstance(count, int) or isinstance(count, bool) or count < least:
         raise ValueError(f"{verb}: found {count!r}, wanted an integer of at least {least}.")

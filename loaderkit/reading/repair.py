@@ -26,8 +26,8 @@ _CANDIDATES = 32  # tried for a replacement
 _LOOKED_AT = 1000  # to find candidates that are short enough
 _LEFT_OUT = object()
 
-ReadOne = Callable[[int, int], Any]  # from a row of the batch and an index to a sample
-ReadMany = Callable[[list[int] | None, Int64Array], Any]  # from rows of the batch (None: all) and their indices
+ReadOne = Callable[[int, int], object]  # from a row of the batch and an index to a sample
+ReadMany = Callable[[list[int] | None, Int64Array], object]  # from rows of the batch (None: all) and their indices
 
 
 class Repair:
@@ -55,7 +55,7 @@ class Repair:
         """The indices that these rows hold."""
         return [index for index in self._chosen if index is not None]
 
-    def each(self, read: ReadOne, samples: list[Any], error: Exception | None = None) -> list[Any]:
+    def each(self, read: ReadOne, samples: list[object], error: Exception | None = None) -> list[object]:
         """Return the samples of a batch that are not left out: at least one.
 
         `samples` are those of the first rows, and `error` comes from the next row, if that was read.
@@ -76,7 +76,7 @@ class Repair:
                 found.append(sample)
         return found or [self._replace(0, read, alone=True)]
 
-    def together(self, read: ReadMany, error: Exception) -> Any:
+    def together(self, read: ReadMany, error: Exception) -> object:
         """Read a batch by one call again after `error`, without the samples that cannot be read."""
         indices = self._key.indices
         try:
@@ -92,7 +92,7 @@ class Repair:
             fault.add_note("loaderkit: each of these samples can be read by itself.")
             raise
 
-    def _one(self, row: int, read: ReadOne, error: Exception | None) -> Any:
+    def _one(self, row: int, read: ReadOne, error: Exception | None) -> object:
         """Read the sample of a row, again while its error may pass."""
         index = self._planned[row]
         if error is None:
@@ -102,7 +102,7 @@ class Repair:
                 error = first
         return self._policy.again(error, lambda: read(row, index), f"sample {index}")
 
-    def _stand_in(self, row: int, read: ReadOne, error: Exception) -> Any:
+    def _stand_in(self, row: int, read: ReadOne, error: Exception) -> object:
         """Record a bad sample; return its replacement, or `_LEFT_OUT`."""
         self._first = self._first or portable(error)
         index, position = self._planned[row], int(self._key.positions[row])
@@ -113,11 +113,11 @@ class Repair:
         self._chosen[row] = None
         return _LEFT_OUT
 
-    def report(self, batch: Any) -> Any:
+    def report(self, batch: object) -> object:
         """Return the batch with its bad samples, if there are any."""
         return batch if self._first is None else Reported(batch, self._bad, self._first)
 
-    def _replace(self, row: int, read: ReadOne, *, alone: bool) -> Any:
+    def _replace(self, row: int, read: ReadOne, *, alone: bool) -> object:
         """Return another sample of the order for a row, or leave the row out if none is short enough.
 
         A row that is `alone` is the last one of its batch, which must not be empty.

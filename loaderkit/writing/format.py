@@ -9,7 +9,10 @@ import numpy as np
 import torch
 
 from loaderkit.datasets.shards.index import ShardIndex
+from loaderkit.system.arrays import Int64Array
+from loaderkit.system.types import Json
 
+Settings = Mapping[str, Json]  # of a format, as they are in the manifest
 Sample = tuple[int, Any]  # its index in the source, and the sample
 
 
@@ -39,7 +42,7 @@ class Written:
 
     counts: dict[str, int]
     sides: dict[str, bytes] = field(default_factory=dict)
-    offsets: Any = None
+    offsets: Int64Array | None = None
 
 
 class Format(Protocol):
@@ -48,10 +51,10 @@ class Format(Protocol):
     name: ClassVar[str]
     suffix: ClassVar[str]
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Settings:
         """Return the settings that change the bytes, as plain JSON. One folder holds shards of one set of settings."""
 
-    def learn(self, samples: Sequence[Sample]) -> Any:
+    def learn(self, samples: Sequence[Sample]) -> Json:
         """Return what all shards share, such as a schema, from a few samples, as plain JSON. May raise WriteError."""
 
     def write(self, file: BinaryIO, samples: Iterable[Sample], learned: Any) -> Written:
@@ -61,7 +64,7 @@ class Format(Protocol):
         """Return the index of a shard, or None if its dataset keeps none."""
 
 
-def to_fields(sample: Any, names: Sequence[str] | None, index: int) -> dict[str, Any]:
+def to_fields(sample: object, names: Sequence[str] | None, index: int) -> dict[str, object]:
     """Return a sample's fields by name.
 
     Mappings keep their names. Tuples use `names`, their own names, or numbers. Anything else is one field "value".
@@ -95,7 +98,7 @@ def check_fields(found: Iterable[str], wanted: Sequence[str], index: int, way_ou
     )
 
 
-def to_array(value: Any) -> Any:
+def to_array(value: object) -> object:
     """Return a tensor as a numpy array, and anything else as it is.
 
     Raises:

@@ -15,7 +15,7 @@ import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from loaderkit.datasets.shards.folder_index import FOLDER_INDEX
 from loaderkit.datasets.shards.index import ShardIndex, read_index
 from loaderkit.files.atomic import sync_folder, write_atomically
 from loaderkit.files.urls import INDEX_SUFFIX, side_folder
+from loaderkit.system.types import Json
 from loaderkit.writing.format import WriteError
 
 VERSION = 1
@@ -64,10 +65,10 @@ class Plan:
     """What to write. Two runs with one plan write the same bytes."""
 
     format: str
-    source: dict[str, Any]
-    settings: dict[str, Any]
+    source: Mapping[str, Json]
+    settings: Mapping[str, Any]
     shards: int
-    learned: Any = None
+    learned: Json = None
     version: int = VERSION
 
 
@@ -223,7 +224,7 @@ class Folder:
                 return read_index(path)
         return None
 
-    def finish(self, plan: Plan, records: dict[int, Record], more: dict[str, Any]) -> Path:
+    def finish(self, plan: Plan, records: dict[int, Record], more: Mapping[str, object]) -> Path:
         """Write the manifest, then remove the plan and the records, and what earlier versions wrote between the shards."""
         path = self.side / MANIFEST
         totals: Counter[str] = Counter()
@@ -239,7 +240,7 @@ class Folder:
         shutil.rmtree(self.path / _STATE, ignore_errors=True)
         return path
 
-    def _write(self, name: str, value: dict[str, Any]) -> None:
+    def _write(self, name: str, value: dict[str, object]) -> None:
         write_atomically(self.path / _STATE / name, json.dumps(value).encode())
 
 
@@ -287,7 +288,7 @@ def _read(path: Path) -> tuple[Plan, dict[str, Any]]:
         raise WriteError(f"{path}: not a manifest of `loaderkit shard`: {type(error).__name__} {error}.") from error
 
 
-def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+def _difference(found: Mapping[str, object], wanted: Mapping[str, object]) -> str:
     differences = []
     for name, mine in wanted.items():
         theirs = found[name]

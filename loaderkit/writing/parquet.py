@@ -6,14 +6,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 import numpy as np
 
 from loaderkit.datasets.arrow.parquet import ParquetDataset
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.system.digests import digest
-from loaderkit.writing.format import Sample, WriteError, Written, check_fields, to_array, to_fields
+from loaderkit.system.types import Json
+from loaderkit.writing.format import Sample, Settings, WriteError, Written, check_fields, to_array, to_fields
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _WAY_OUT = "Give the types of all columns with ParquetFormat(schema=...)."
 
@@ -50,7 +54,7 @@ class ParquetFormat:
         if self.row_group_size < 1:
             raise ValueError(f"ParquetFormat: row_group_size is {self.row_group_size}, wanted at least 1.")
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Settings:
         return {
             "fields": None if self.fields is None else list(self.fields),
             "row_group_size": self.row_group_size,
@@ -58,7 +62,7 @@ class ParquetFormat:
             "schema": None if self.schema is None else digest(self.schema.serialize().to_pybytes()),
         }
 
-    def learn(self, samples: Sequence[Sample]) -> Any:
+    def learn(self, samples: Sequence[Sample]) -> Json:
         pa = _pyarrow()
         schema = self.schema
         if schema is None:
@@ -95,7 +99,7 @@ class ParquetFormat:
             offsets=written.offsets,
         )
 
-    def _table(self, group: list[Sample], schema: Any) -> Any:
+    def _table(self, group: list[Sample], schema: "pa.Schema") -> "pa.Table":
         pa = _pyarrow()
         indices = [index for index, _ in group]
         rows = [to_fields(sample, self.fields, index) for index, sample in group]
@@ -130,7 +134,7 @@ def _pyarrow() -> Any:
     return pa
 
 
-def _values(name: str, rows: list[dict[str, Any]], indices: list[int]) -> list[Any]:
+def _values(name: str, rows: list[dict[str, object]], indices: list[int]) -> list[object]:
     values = []
     for index, row in zip(indices, rows, strict=True):
         try:
@@ -142,11 +146,11 @@ def _values(name: str, rows: list[dict[str, Any]], indices: list[int]) -> list[A
     return values
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     return isinstance(value, np.ndarray) and value.ndim > 0 and value.dtype.kind in "biuf"
 
 
-def _type_of(name: str, values: list[Any], indices: list[int]) -> Any:
+def _type_of(name: str, values: list[Any], indices: list[int]) -> "pa.DataType":
     """Return the Arrow type of a column."""
     pa = _pyarrow()
     if _is_array(values[0]):
@@ -173,7 +177,7 @@ def _type_of(name: str, values: list[Any], indices: list[int]) -> Any:
         raise WriteError(f"field {name!r}: {error}. {_WAY_OUT}") from error
 
 
-def _column(values: list[Any], kind: Any, strict: bool) -> Any:
+def _column(values: list[Any], kind: "pa.DataType", strict: bool) -> "pa.Array":
     pa = _pyarrow()
     shape, element = [], kind.value_type if pa.types.is_list(kind) else kind
     while element is not kind and pa.types.is_fixed_size_list(element):
@@ -192,7 +196,7 @@ def _column(values: list[Any], kind: Any, strict: bool) -> Any:
     return pa.array(values, type=kind)
 
 
-def _refuse_loss(value: Any, kind: Any, strict: bool) -> None:
+def _refuse_loss(value: object, kind: "pa.DataType", strict: bool) -> None:
     """Refuse values that Arrow would change silently, such as fractions in an integer column or unknown keys."""
     pa = _pyarrow()
     if isinstance(value, datetime):

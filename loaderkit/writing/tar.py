@@ -15,7 +15,8 @@ from loaderkit.datasets.images.decode import encode_picture, is_picture
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.tar.dataset import TarDataset
 from loaderkit.datasets.tar.index import index_tar
-from loaderkit.writing.format import Sample, WriteError, Written, check_fields, to_array, to_fields
+from loaderkit.system.types import Json
+from loaderkit.writing.format import Sample, Settings, WriteError, Written, check_fields, to_array, to_fields
 
 _TEXT, _NUMBER, _JSON = ("txt", "text", "transcript"), ("cls", "cls2", "index", "inx", "id", "count"), ("json", "jsn")
 _PICTURE = ("png", "jpg", "jpeg")
@@ -54,11 +55,11 @@ class TarFormat:
         if not 1 <= self.jpeg_quality <= 100:
             raise ValueError(f"TarFormat: jpeg_quality is {self.jpeg_quality}, wanted 1 to 100.")
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Settings:
         fields = None if self.fields is None else list(self.fields)
         return {"fields": fields, "same_fields": self.same_fields, "jpeg_quality": self.jpeg_quality}
 
-    def learn(self, samples: Sequence[Sample]) -> Any:
+    def learn(self, samples: Sequence[Sample]) -> Json:
         index, sample = samples[0]
         return sorted(self._files(index, sample)[1]) if self.same_fields else None
 
@@ -91,10 +92,9 @@ class TarFormat:
             offsets=table.pack(),
         )
 
-    def _files(self, index: int, sample: Any) -> tuple[str, dict[str, bytes]]:
+    def _files(self, index: int, sample: object) -> tuple[str, dict[str, bytes]]:
         fields = to_fields(sample, self.fields, index)
-        key = fields.pop("__key__", f"{index:09d}")
-        _check_key(key, index)
+        key = _checked_key(fields.pop("__key__", f"{index:09d}"), index)
         files: dict[str, bytes] = {}
         for name, value in fields.items():
             try:
@@ -120,7 +120,7 @@ def _add(file: BinaryIO, name: str, content: bytes) -> None:
     file.write(bytes(-len(content) % 512))
 
 
-def _check_key(key: Any, index: int) -> None:
+def _checked_key(key: object, index: int) -> str:
     if not isinstance(key, str):
         raise WriteError(f"sample {index}: its __key__ is {key!r}, wanted a string.")
     parts = key.split("/")
@@ -131,9 +131,10 @@ def _check_key(key: Any, index: int) -> None:
             f"sample {index}: its __key__ is {key!r}; wanted a relative path without '..'. Its last part must not have a dot "
             "(a field's name follows it), and its first part must not look like '__name__'."
         )
+    return key
 
 
-def _to_file(name: str, value: Any, quality: int) -> tuple[str, bytes]:
+def _to_file(name: str, value: object, quality: int) -> tuple[str, bytes]:
     """Return a field's extension and content."""
     if not name or name.startswith(".") or "/" in name or "\0" in name or name == "__key__":
         raise ValueError("a name that can't be an extension; wanted one without '/' and without a dot at the start.")
@@ -163,12 +164,12 @@ def _named(name: str, ending: str, endings: Sequence[str]) -> str:
     return name if ending in endings else f"{name}.{endings[0]}"
 
 
-def _to_json(value: Any) -> bytes:
+def _to_json(value: object) -> bytes:
     _check_json(value)
     return json.dumps(value, ensure_ascii=False).encode()
 
 
-def _check_json(value: Any) -> None:
+def _check_json(value: object) -> None:
     """Refuse values that JSON would change silently."""
     if isinstance(value, dict):
         for key, inner in value.items():

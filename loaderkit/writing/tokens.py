@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Literal
+from typing import BinaryIO, ClassVar, Literal
 
 import numpy as np
 
 from loaderkit.datasets.shards.documents import ENDS_SUFFIX
 from loaderkit.datasets.shards.index import ShardIndex
-from loaderkit.writing.format import Sample, WriteError, Written, to_array
+from loaderkit.system.types import Array, DType
+from loaderkit.writing.format import Sample, Settings, WriteError, Written, to_array
 
 
 def encode_bytes(text: str) -> Sequence[int]:
@@ -51,15 +52,15 @@ class TokenFormat:
         if self.end_token is not None and not 0 <= self.end_token <= np.iinfo(self.dtype).max:
             raise ValueError(f"TokenFormat: end_token is {self.end_token}, which {self.dtype} can't hold.")
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Settings:
         own = self.tokenizer
         name = f"{getattr(own, '__module__', '')}.{getattr(own, '__qualname__', type(own).__qualname__)}"
         return {"dtype": self.dtype, "end_token": self.end_token, "tokenizer": name, "field": self.field}
 
-    def learn(self, samples: Sequence[Sample]) -> Any:
+    def learn(self, samples: Sequence[Sample]) -> None:
         self._tokens(*samples[0])
 
-    def write(self, file: BinaryIO, samples: Iterable[Sample], learned: Any) -> Written:
+    def write(self, file: BinaryIO, samples: Iterable[Sample], learned: object) -> Written:
         ends: list[int] = []
         tokens = 0
         end = b"" if self.end_token is None else np.array([self.end_token], dtype=self._disk).tobytes()
@@ -75,10 +76,10 @@ class TokenFormat:
         return None  # TokenDataset needs none
 
     @property
-    def _disk(self) -> np.dtype[Any]:
+    def _disk(self) -> DType:
         return np.dtype(self.dtype).newbyteorder("<")
 
-    def _tokens(self, index: int, sample: Any) -> Any:
+    def _tokens(self, index: int, sample: object) -> Array:
         where = f"sample {index}"
         if isinstance(sample, Mapping):
             names = [name for name in sample if name != "__key__"] if self.field is None else [self.field]

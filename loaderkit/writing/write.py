@@ -28,6 +28,7 @@ from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.arrays import UInt64Array
 from loaderkit.system.process_pool import map_tasks
 from loaderkit.system.start import survives_fork
+from loaderkit.system.types import Json
 from loaderkit.writing.format import Format, Sample, WriteError
 from loaderkit.writing.manifest import LOCK_TIMEOUT_S, Folder, Piece, Plan, Record
 from loaderkit.writing.parquet import ParquetFormat
@@ -212,7 +213,7 @@ class Writing:
         plan = Plan(
             format=self.format.name,
             source=self._source() | {"samples": self.size, "probe": probe.digest},
-            settings=settings | self.format.settings(),
+            settings={**settings, **self.format.settings()},
             shards=-(-self.size // per_shard),
             learned=probe.learned,
         )
@@ -221,7 +222,7 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
-    learned: Any
+    learned: Json
     digest: str
     size_bytes: int
 
@@ -235,7 +236,7 @@ class Job:
     format: Format
     order: Order
     per_shard: int
-    learned: Any
+    learned: Json
     run: str
     private: PrivateGenerators = field(init=False)
 
@@ -299,7 +300,7 @@ class Job:
             indices = self.order.indices(0, begin, min(begin + _READ, stop)).tolist()
             yield from zip(indices, self._read(indices), strict=True)
 
-    def _read(self, indices: list[int]) -> list[Any]:
+    def _read(self, indices: list[int]) -> list[object]:
         words = hash_positions(np.array(indices, dtype=np.int64), _SEED, 0)
         try:
             return self.private.use(lambda: self._read_seeded(words, indices))
@@ -315,7 +316,7 @@ class Job:
                 f"{type(error).__name__}: {error}"
             ) from error
 
-    def _read_seeded(self, words: UInt64Array, indices: list[int]) -> list[Any]:
+    def _read_seeded(self, words: UInt64Array, indices: list[int]) -> list[object]:
         with SampleSeeds(words) as seeds:
             seeds.enter_batch()
             return read_many(self.dataset, indices)

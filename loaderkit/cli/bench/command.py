@@ -4,9 +4,8 @@ import argparse
 import contextlib
 import sys
 import warnings
-from typing import Any
 
-from loaderkit.cli.arguments import count
+from loaderkit.cli.arguments import Commands, count
 from loaderkit.cli.bench.measure import empty_cache, measure_costs, settings_of, turns
 from loaderkit.cli.bench.report import Report, draw, write_csv
 from loaderkit.cli.bench.subject import Subject, add_subject, subject_from
@@ -19,9 +18,9 @@ _ENGINES = ("inline", "torch", "ring", "threads", "auto")
 _DEFAULT = ("inline", "torch", "ring") if sys.platform == "linux" else ("inline", "torch")
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Add the command to a parser's subcommands."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = commands.add_parser(
         "bench",
         description="Measure how many batches a second each engine delivers, and what each part of a batch costs. "
         "MODULE:FACTORY returns a Loader, a DataModule or a dataset. Run nothing else meanwhile. The training itself is not "

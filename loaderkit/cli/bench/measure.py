@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from loaderkit.cli.bench.subject import INLINE, Setting, Subject
-from loaderkit.datasets.base import reads_batches, reads_many
+from loaderkit.datasets.base import MapStyle, reads_batches, reads_many
 from loaderkit.loader.loader import Loader
 from loaderkit.reading.batch_reader import takes_batches
 from loaderkit.system.nested import pin, to_device
@@ -190,7 +190,7 @@ def _measure(subject: Subject, setting: Setting, epoch: int, slice_s: float, num
         into.first_s[number:] = [first_s]
 
 
-def _epochs(loader: Loader) -> Iterator[Any]:
+def _epochs(loader: Loader) -> Iterator[object]:
     """Yield batches without end, unless an epoch has none."""
     while True:
         empty = True
@@ -268,7 +268,7 @@ class Costs:
 class TimedSamples:
     """A dataset that records how long each sample takes."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: MapStyle) -> None:
         self._dataset = dataset
         self.times_s: list[float] = []
 
@@ -290,22 +290,22 @@ class TimedSamples:
 class TimedCollate:
     """A collate function that adds up its own time."""
 
-    def __init__(self, collate: Callable[..., Any]) -> None:
+    def __init__(self, collate: Callable[..., object]) -> None:
         self._collate, self.seconds = collate, 0.0
         if takes_batches(collate):
             self.collate_batch = lambda *given: self._call(collate.collate_batch, *given)  # type: ignore[attr-defined]  # `takes_batches` has asked
 
-    def __call__(self, samples: Any) -> Any:
+    def __call__(self, samples: object) -> object:
         return self._call(self._collate, samples)
 
-    def _call(self, collate: Callable[..., Any], *given: Any) -> Any:
+    def _call(self, collate: Callable[..., object], *given: object) -> object:
         start = time.perf_counter()
         batch = collate(*given)
         self.seconds += time.perf_counter() - start
         return batch
 
 
-def copy_of(batch: Any, _samples: Any) -> Any:
+def copy_of(batch: object, _samples: object) -> object:
     """Collate any samples to a copy of the same batch."""
     return copy.deepcopy(batch)
 
@@ -334,7 +334,7 @@ def measure_costs(subject: Subject, engines: list[str], *, seconds: float) -> Co
     return Costs(parts, "samples" if one_by_one else "batches", samples_s)
 
 
-def _read(loader: Loader, collate: TimedCollate | None, seconds: float) -> tuple[list[float], list[float], Any]:
+def _read(loader: Loader, collate: TimedCollate | None, seconds: float) -> tuple[list[float], list[float], object]:
     times_s: list[float] = []
     collate_s: list[float] = []
     end, batch, batches = time.perf_counter() + seconds, None, iter(loader)
@@ -354,7 +354,7 @@ def _read(loader: Loader, collate: TimedCollate | None, seconds: float) -> tuple
     return times_s, collate_s, batch
 
 
-def _transport(subject: Subject, engines: list[str], batch: Any, seconds: float) -> list[Cost]:
+def _transport(subject: Subject, engines: list[str], batch: object, seconds: float) -> list[Cost]:
     parts = []
     engines = [engine for engine in engines if engine in ("torch", "ring")]
     copy_batch = partial(copy_of, batch)
@@ -398,7 +398,7 @@ def _delivery_s(loader: Loader, seconds: float) -> float:
     return float(np.quantile(times[5:], 0.1))
 
 
-def _to_cuda(batch: Any) -> list[Cost]:
+def _to_cuda(batch: object) -> list[Cost]:
     if not torch.cuda.is_available():
         return [Cost("pin", None, "no CUDA"), Cost("copy", None, "no CUDA")]
     pinned = pin(batch)
@@ -410,7 +410,7 @@ def _to_cuda(batch: Any) -> list[Cost]:
     return [Cost("pin", _median_s(lambda: pin(batch))), Cost("copy", _median_s(copied))]
 
 
-def _median_s(function: Callable[[], Any]) -> float:
+def _median_s(function: Callable[[], object]) -> float:
     times = []
     for _ in range(20):
         start = time.perf_counter()

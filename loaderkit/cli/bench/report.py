@@ -4,12 +4,15 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING
 
 from loaderkit.cli.bench.measure import Advice, Cache, Costs, Measured, advise, short
 from loaderkit.cli.bench.subject import INLINE, Setting
 from loaderkit.cli.report import table, two_axes
 from loaderkit.system.cpus import Cpus
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _NOISY = 0.2
 _MEASURED: dict[Cache, str] = {
@@ -109,7 +112,7 @@ class Report:
 
 def write_csv(path: str, report: Report) -> None:
     """Write one line for each measurement: what, engine, workers, round, value, unit."""
-    rows: list[list[Any]] = [["what", "engine", "workers", "round", "value", "unit"]]
+    rows: list[list[object]] = [["what", "engine", "workers", "round", "value", "unit"]]
     for setting, one in report.found.items():
         place = [setting.engine, setting.workers]
         for number, rate in one.rates.items():
@@ -138,7 +141,7 @@ def draw(path: str, report: Report) -> None:
         left.figure.suptitle(report.subject, x=0.01, ha="left", fontsize=10)
 
 
-def _draw_throughput(axes: Any, report: Report) -> None:
+def _draw_throughput(axes: "Axes", report: Report) -> None:
     there = {setting: one for setting, one in report.found.items() if one.rates}
     numbers = sorted({setting.workers for setting in there})
     engines = list(dict.fromkeys(setting.engine for setting in there))
@@ -172,7 +175,7 @@ def _draw_throughput(axes: Any, report: Report) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, title="engine", title_fontsize=9, fontsize=9)
 
 
-def _draw_costs(axes: Any, report: Report) -> None:
+def _draw_costs(axes: "Axes", report: Report) -> None:
     parts = report.costs.parts
     values = [(part.seconds or 0.0) * 1e3 for part in parts]
     axes.barh(

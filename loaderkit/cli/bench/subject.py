@@ -47,7 +47,7 @@ class Subject:
         """Whether the data has no index."""
         return isinstance(self.dataset, torch_data.IterableDataset)
 
-    def loader(self, setting: Setting, **changes: Any) -> Loader:
+    def loader(self, setting: Setting, **changes: object) -> Loader:
         """Return a loader with the setting's engine and workers, and other changes to the settings."""
         if setting.workers:
             changes = {"persistent_workers": True, **changes}
@@ -99,7 +99,7 @@ def subject_from(arguments: argparse.Namespace) -> Subject:
     return subject_of(source, batch_size=arguments.batch_size, spawn=arguments.spawn)
 
 
-def subject_of(source: Any, *, batch_size: int | None, spawn: bool) -> Subject:
+def subject_of(source: object, *, batch_size: int | None, spawn: bool) -> Subject:
     """Return the subject for a source.
 
     Args:

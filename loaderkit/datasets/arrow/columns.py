@@ -1,14 +1,20 @@
 """Columns of decoded Arrow tables, gathered into batches with one copy."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from loaderkit.datasets.ragged import Spans, join_parts
+from loaderkit.datasets.ragged import Ragged, Spans, join_parts
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.arrow_values import is_null, number_type, tensor_type, to_filled
+from loaderkit.system.types import Array, DType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Layout(NamedTuple):
@@ -21,11 +27,11 @@ class Layout(NamedTuple):
     """
 
     kind: str
-    dtype: np.dtype[Any] | None = None
+    dtype: DType | None = None
     shape: tuple[int, ...] = ()
 
 
-def layout_of(kind: Any) -> Layout | None:
+def layout_of(kind: "pa.DataType") -> Layout | None:
     """Return the form that the default collate gives a column of this Arrow type; None if the values decide it."""
     import pyarrow.types as kinds
 
@@ -42,10 +48,10 @@ def layout_of(kind: Any) -> Layout | None:
 class Column:
     """A column of a decoded row group, from its pyarrow array."""
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: "pa.Array") -> None:
         self.layout = layout_of(array.type)
         self._array = array
-        self._nulls: Any = None  # a mask (N,) of rows that are null or have a null
+        self._nulls: npt.NDArray[np.bool_] | None = None  # a mask (N,) of rows that are null or have a null
         if self.layout is None or self.layout.dtype is None:
             return
         if self.layout.kind == "lists":
@@ -56,7 +62,7 @@ class Column:
             rows, self._nulls = to_filled(array)
             self._rows = np.ascontiguousarray(rows)  # else each gather would copy all of it first
 
-    def _flatten(self, array: Any, lengths: Any) -> Any:
+    def _flatten(self, array: "pa.Array", lengths: Int64Array) -> Array:
         flat, holes = to_filled(array.flatten())
         self._ends = np.cumsum(lengths, dtype=np.int64)
         if holes is not None:
@@ -73,20 +79,20 @@ class Column:
                 "(columns=...), or replace nulls in a transform."
             )
 
-    def take(self, rows: Int64Array) -> Any:
+    def take(self, rows: Int64Array) -> Array:
         """Gather numbers (B, *)."""
         return np.take(self._rows, rows, axis=0)
 
-    def objects(self, rows: Int64Array) -> list[Any]:
+    def objects(self, rows: Int64Array) -> list[object]:
         """Return values (B,) as Python objects."""
-        found: list[Any] = self._array.take(rows).to_pylist()
+        found: list[object] = self._array.take(rows).to_pylist()
         return found
 
 
 Part = tuple[Column, Int64Array, Int64Array]  # a column, positions in the batch, and the rows for them
 
 
-def make_batch(name: str, layout: Layout, parts: Sequence[Part], size: int) -> Any:
+def make_batch(name: str, layout: Layout, parts: Sequence[Part], size: int) -> Tensor | Ragged | list[object]:
     """Gather a batch of one column from its parts; raise a ValueError if a part has another type, or a row is null."""
     if any(column.layout != layout for column, _, _ in parts):
         layout = _joint_layout(name, layout, parts)
@@ -114,18 +120,18 @@ def _joint_layout(name: str, layout: Layout, parts: Sequence[Part]) -> Layout:
     raise ValueError(f"column {name!r} gives {other} here and {layout} in the first shard.")
 
 
-def wider_number(*dtypes: np.dtype[Any]) -> np.dtype[Any] | None:
+def wider_number(*dtypes: DType) -> DType | None:
     """Return the dtype of a batch with numbers of several dtypes; None if they are of several kinds, such as int and float."""
     wider = np.result_type(*dtypes)
     return wider if all(_family(dtype) == _family(wider) for dtype in dtypes) else None
 
 
-def _family(dtype: np.dtype[Any]) -> str:
+def _family(dtype: DType) -> str:
     return dtype.kind.replace("u", "i")
 
 
-def _objects(name: str, parts: Sequence[Part], size: int) -> list[Any]:
-    objects: list[Any] = [None] * size
+def _objects(name: str, parts: Sequence[Part], size: int) -> list[object]:
+    objects: list[object] = [None] * size
     for column, positions, rows in parts:
         for place, value in zip(positions.tolist(), column.objects(rows), strict=True):
             objects[place] = value

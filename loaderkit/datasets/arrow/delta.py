@@ -1,12 +1,13 @@
 """Delta tables: the rows of one version, from the files that its log lists."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote
 
 from loaderkit.datasets.arrow.parquet import ParquetDataset
+from loaderkit.datasets.base import Transform
 from loaderkit.datasets.errors import ShardError
 from loaderkit.files.storage import Storage
 
@@ -53,7 +54,7 @@ class DeltaDataset(ParquetDataset):
         version: int | None = None,
         columns: Sequence[str] | None = None,
         *,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         ragged: bool = False,
         index_dir: str | os.PathLike[str] | None = None,
         max_open: int = 256,
@@ -74,7 +75,7 @@ class DeltaDataset(ParquetDataset):
             cached_groups=cached_groups,
         )
 
-    def constants(self, shard: str) -> Mapping[str, Any]:
+    def constants(self, shard: str) -> Mapping[str, object]:
         """Return a file's partition columns, and nulls for the columns that it may lack."""
         return self._constants[shard]
 
@@ -85,7 +86,7 @@ class DeltaDataset(ParquetDataset):
 
 def _read_log(
     table: str, version: int | None, options: dict[str, str]
-) -> tuple[int, list[str], dict[str, dict[str, Any]]]:
+) -> tuple[int, list[str], dict[str, dict[str, object]]]:
     """Return the version, the table's columns, and for each file the values of columns that it may lack."""
     try:
         import pyarrow as pa
@@ -125,7 +126,7 @@ def _refuse_features(table: str, log: Any) -> None:
         )
 
 
-def _has_deleted_rows(log: Any) -> bool:
+def _has_deleted_rows(log: object) -> bool:
     """Return whether a file of the version has a deletion vector; True if deltalake can't say."""
     if not hasattr(log, "deletion_vectors"):
         return True

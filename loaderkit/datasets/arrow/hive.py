@@ -1,6 +1,5 @@
 """Columns in the names of folders: `date=2024-01-01/part-0.parquet`."""
 
-from typing import Any
 from urllib.parse import unquote
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -20,7 +19,7 @@ def hive_columns(shard: str) -> dict[str, str | None]:
     return dict(reversed(found.items()))
 
 
-def hive_constants(shard: str) -> dict[str, Any]:
+def hive_constants(shard: str) -> dict[str, object]:
     """Return `hive_columns` as Arrow's scalars."""
     if "=" not in shard:  # most, in less time
         return {}

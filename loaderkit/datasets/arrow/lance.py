@@ -1,14 +1,14 @@
 """Lance datasets: the rows of one version, taken by number."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from loaderkit.datasets.arrow.columns import Column, layout_of, make_batch
-from loaderkit.datasets.base import check_index, check_indices
+from loaderkit.datasets.base import Transform, check_index, check_indices
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.handles import Handle
 from loaderkit.datasets.places import Place
@@ -17,6 +17,10 @@ from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.arrow_values import to_samples
 from loaderkit.system.digests import digest
+
+if TYPE_CHECKING:
+    import lance
+    import pyarrow as pa
 
 
 class LanceDataset(DeclaresDraws):
@@ -57,7 +61,7 @@ class LanceDataset(DeclaresDraws):
         version: int | None = None,
         columns: Sequence[str] | None = None,
         *,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
         self.uri, self.transform = os.fspath(uri), transform
@@ -119,7 +123,7 @@ class LanceDataset(DeclaresDraws):
         name = os.path.basename(self.uri.rstrip("/"))  # noqa: PTH119 - also a URL's
         return f"lance-1 {name} version {self.version} {digest(self._fragments, repr(self.columns))}"
 
-    def _read(self, indices: Int64Array) -> list[dict[str, Any]]:
+    def _read(self, indices: Int64Array) -> list[dict[str, object]]:
         if not len(indices):
             return []
         found, rows = self._take(indices)
@@ -127,11 +131,11 @@ class LanceDataset(DeclaresDraws):
         once = [dict(zip(self.columns, row, strict=True)) for row in zip(*values, strict=True)] or [{} for _ in rows]
         return [dict(once[row]) for row in rows.tolist()]
 
-    def _take(self, indices: Int64Array) -> tuple[dict[str, Any], Int64Array]:
+    def _take(self, indices: Int64Array) -> "tuple[dict[str, pa.Array | list[bytes]], Int64Array]":
         """Return each column of the rows at `indices` (B,), each row once: Arrow arrays, lists of blobs; and which of them each is (B,)."""
         once, rows = np.unique(indices, return_inverse=True)
         data, wanted = self._handle(), once.tolist()
-        found: dict[str, Any] = {}
+        found: dict[str, pa.Array | list[bytes]] = {}
         with _errors_named(f"{self.uri}: version {self.version}"):
             if self._layouts:
                 table = data.take(wanted, columns=list(self._layouts))
@@ -141,7 +145,7 @@ class LanceDataset(DeclaresDraws):
         return found, rows
 
 
-def _open(uri: str, version: int | None, options: dict[str, str] | None) -> Any:
+def _open(uri: str, version: int | None, options: dict[str, str] | None) -> "lance.LanceDataset":
     try:
         import lance
     except ImportError as error:
@@ -151,13 +155,13 @@ def _open(uri: str, version: int | None, options: dict[str, str] | None) -> Any:
         return lance.dataset(uri, version=version, storage_options=options)
 
 
-def _is_blob(field: Any) -> bool:
+def _is_blob(field: "pa.Field") -> bool:
     """Return whether a column's bytes lie apart; a plain read of it gives their places."""
     old = (field.metadata or {}).get(b"lance-encoding:blob") == b"true"
     return old or str(getattr(field.type, "extension_name", "")).startswith("lance.blob")
 
 
-def _whole(column: Any) -> Any:
+def _whole(column: "pa.ChunkedArray") -> "pa.Array":
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 

@@ -1,7 +1,7 @@
 """Tables on disk: Parquet, Arrow IPC and Feather, read one row group at a time."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, ClassVar
 
@@ -11,6 +11,7 @@ from loaderkit.datasets.arrow.columns import Column, layout_of, make_batch
 from loaderkit.datasets.arrow.hive import hive_constants
 from loaderkit.datasets.arrow.rowgroups import Decryption, GroupedTable, Groups
 from loaderkit.datasets.arrow.schemas import check_schema
+from loaderkit.datasets.base import Transform
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.sharded import ShardedDataset, group_places
@@ -21,7 +22,7 @@ from loaderkit.system.digests import digest
 from loaderkit.system.per_thread import PerThread
 
 
-class ParquetDataset(ShardedDataset):
+class ParquetDataset(ShardedDataset[GroupedTable]):
     """The rows of Parquet, Arrow IPC (file and stream) and Feather files as dicts.
 
     Rows and batches have the dtype and shape of each column: a number is one of numpy if Python has no such number (float32, int8),
@@ -78,7 +79,7 @@ class ParquetDataset(ShardedDataset):
         urls: Urls,
         columns: Sequence[str] | None = None,
         *,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         ragged: bool = False,
         index_dir: str | os.PathLike[str] | None = None,
         max_open: int = 256,
@@ -101,7 +102,7 @@ class ParquetDataset(ShardedDataset):
         if "" in kinds or ("lists" in kinds and not ragged):
             self.read_batch = None  # type: ignore[assignment, method-assign]  # a batch reader then collates rows
 
-    def constants(self, shard: str) -> Mapping[str, Any]:
+    def constants(self, shard: str) -> Mapping[str, object]:
         """Return the columns that all rows of a file have in common and the file may lack, as Arrow's scalars."""
         return hive_constants(shard)
 
@@ -148,8 +149,8 @@ class ParquetDataset(ShardedDataset):
             raise
         return table
 
-    def read(self, handle: GroupedTable, rows: Int64Array, index: ShardIndex) -> list[Any]:
-        samples: list[Any] = [None] * len(rows)
+    def read(self, handle: GroupedTable, rows: Int64Array, index: ShardIndex) -> Sequence[object]:
+        samples: list[object] = [None] * len(rows)
         for group, places, inside in _by_group(rows, index):
             for place, sample in zip(places.tolist(), handle.read(group, inside), strict=True):
                 samples[place] = sample

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from loaderkit.datasets.arrow.columns import Column
 from loaderkit.datasets.arrow.variant import decode_variant, variant_columns
@@ -16,8 +16,11 @@ from loaderkit.files.urls import is_remote, stat
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.arrow_values import to_samples
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _PARQUET, _ENCRYPTED, _ARROW, _STREAM = b"PAR1", b"PARE", b"ARROW1", b"\xff\xff\xff\xff"
-Decryption = Callable[[], Any]  # returns pyarrow's FileDecryptionProperties
+Decryption = Callable[[], object]  # returns pyarrow's FileDecryptionProperties
 
 
 class Groups:
@@ -25,9 +28,9 @@ class Groups:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._kept: OrderedDict[tuple[int, int], Any] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, int], _Group] = OrderedDict()
 
-    def get(self, file: "GroupedTable", group: int) -> Any:
+    def get(self, file: "GroupedTable", group: int) -> "_Group":
         key = (id(file), group)
         found = self._kept.pop(key, None)
         if found is None:
@@ -45,7 +48,7 @@ class Groups:
 class _Group:
     """A decoded row group."""
 
-    def __init__(self, table: Any) -> None:
+    def __init__(self, table: "pa.Table") -> None:
         self.table = table
 
     @cached_property
@@ -62,7 +65,7 @@ class GroupedTable:
         shard: str,
         file: BinaryIO,
         groups: Groups,
-        constants: Mapping[str, Any] | None = None,
+        constants: "Mapping[str, pa.Scalar] | None" = None,
         decryption: Decryption | None = None,
     ) -> None:
         self.shard = shard
@@ -112,14 +115,14 @@ class GroupedTable:
         with _errors_named(self.shard, "not a whole Arrow file"):
             return [self._file.get_batch(batch).num_rows for batch in range(self._file.num_record_batches)]
 
-    def read(self, group: int, rows: Int64Array) -> list[dict[str, Any]]:
+    def read(self, group: int, rows: Int64Array) -> list[dict[str, object]]:
         table = self._groups.get(self, group).table
         with _errors_named(self.shard, f"row group {group} has broken values"):
             taken = _take(table, rows)
             values = [self._samples(name, _whole(taken[name])) for name in self.columns]
         return [dict(zip(self.columns, row, strict=True)) for row in zip(*values, strict=True)] or [{} for _ in rows]
 
-    def _samples(self, name: str, column: Any) -> list[Any]:
+    def _samples(self, name: str, column: "pa.Array") -> list[object]:
         return list(map(decode_variant, column.to_pylist())) if name in self._variants else to_samples(column)
 
     def columns_of(self, group: int) -> dict[str, Column]:
@@ -146,7 +149,7 @@ class GroupedTable:
             return _Group(table)
 
 
-def _plain_types(schema: Any) -> dict[str, Any]:
+def _plain_types(schema: "pa.Schema") -> "dict[str, pa.DataType]":
     """Return the types to read columns of views as, by name: pyarrow can't gather views."""
     import pyarrow as pa
     from pyarrow.types import is_binary_view, is_string_view
@@ -158,14 +161,14 @@ def _plain_types(schema: Any) -> dict[str, Any]:
     return texts | content
 
 
-def _any_value() -> Any:
+def _any_value() -> "pa.DataType":
     """Return the type that stands for a column of VARIANT."""
     import pyarrow as pa
 
     return pa.struct([("metadata", pa.binary()), ("value", pa.binary())])
 
 
-def _cast(column: Any, kind: Any) -> Any:
+def _cast(column: "pa.ChunkedArray", kind: "pa.DataType") -> "pa.ChunkedArray":
     import pyarrow as pa
 
     try:
@@ -174,7 +177,7 @@ def _cast(column: Any, kind: Any) -> Any:
         return pa.chunked_array([pa.array(column.to_pylist(), kind)])
 
 
-def _field(name: str, value: Any) -> Any:
+def _field(name: str, value: "pa.Scalar") -> "pa.Field":
     import pyarrow as pa
 
     return pa.field(name, value.type)
@@ -183,16 +186,16 @@ def _field(name: str, value: Any) -> Any:
 class _Batches:
     """An Arrow stream, read completely: it has no footer with the places of its batches."""
 
-    def __init__(self, reader: Any) -> None:
+    def __init__(self, reader: "pa.RecordBatchReader") -> None:
         self.schema = reader.schema
         self._batches = list(reader)
         self.num_record_batches = len(self._batches)
 
-    def get_batch(self, number: int) -> Any:
+    def get_batch(self, number: int) -> "pa.RecordBatch":
         return self._batches[number]
 
 
-def _open(shard: str, file: BinaryIO, decryption: Decryption | None) -> tuple[Any, Any]:
+def _open(shard: str, file: BinaryIO, decryption: Decryption | None) -> tuple[object, object]:
     """Return the byte source and the table reader of a file."""
     try:
         import pyarrow as pa
@@ -254,7 +257,7 @@ def _errors_named(shard: str, what: str) -> Iterator[None]:
         raise ShardError(f"{shard}: {what}: {error}") from error
 
 
-def _take(table: Any, rows: Int64Array) -> Any:
+def _take(table: "pa.Table", rows: Int64Array) -> "pa.Table":
     import pyarrow as pa
 
     try:
@@ -263,7 +266,7 @@ def _take(table: Any, rows: Int64Array) -> Any:
         return pa.concat_tables([table.slice(row, 1) for row in rows.tolist()])
 
 
-def _whole(column: Any) -> Any:
+def _whole(column: "pa.ChunkedArray") -> "pa.Array":
     """Return a chunked column as one array."""
     if column.num_chunks == 1:
         return column.chunk(0)

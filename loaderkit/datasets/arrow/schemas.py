@@ -1,7 +1,7 @@
 """Compare the columns of files: whether their rows can be in one dataset."""
 
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -9,10 +9,15 @@ from loaderkit.datasets.arrow.columns import layout_of, wider_number
 from loaderkit.datasets.errors import ShardError
 from loaderkit.system.arrow_values import number_type
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _WRITE = "Or write the files again with the same columns."
 
 
-def check_schema(shard: str, found: Any, first: str, wanted: Any, columns: Collection[str] | None) -> None:
+def check_schema(
+    shard: str, found: "pa.Schema", first: str, wanted: "pa.Schema", columns: Collection[str] | None
+) -> None:
     """Raise a ShardError if a file's columns are not those of the first file, in any order, with types of the same values.
 
     Args:
@@ -43,12 +48,12 @@ def check_schema(shard: str, found: Any, first: str, wanted: Any, columns: Colle
             )
 
 
-def _listed(names: list[str], schema: Any) -> str:
+def _listed(names: list[str], schema: "pa.Schema") -> str:
     known = [f"{name!r} ({schema.field(name).type})" if name in schema.names else repr(name) for name in names]
     return f"the column{'s' * (len(names) > 1)} {', '.join(known)}"
 
 
-def _fit(kind: Any, first: Any) -> bool:
+def _fit(kind: "pa.DataType", first: "pa.DataType") -> bool:
     """Return whether values of a type can be in one batch with those of the first file's."""
     form = _form(kind)
     if not _is_same(form, _form(first)):
@@ -57,7 +62,7 @@ def _fit(kind: Any, first: Any) -> bool:
     return form is None or layout_of(first) is None or layout_of(kind) is not None
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(one: object, other: object) -> bool:
     """Return whether two forms are of the same values; None is a column of nulls alone."""
     if one is None or other is None:
         return True
@@ -70,7 +75,7 @@ def _is_same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _form(kind: Any) -> Any:
+def _form(kind: "pa.DataType") -> object:
     """Return what the values of an Arrow type are, as a plain value that is equal for types with the same values."""
     import pyarrow.types as kinds
 
@@ -110,10 +115,10 @@ _SAME = {
 }
 
 
-def _item(kind: Any) -> Any:
+def _item(kind: "pa.DataType") -> object:
     """Return the form of a list's items: numbers of a list keep their dtype, as they are an array."""
     return _form(kind.value_type) if number_type(kind.value_type) is None else str(kind.value_type)
 
 
-def _never(_: Any) -> bool:
+def _never(_: object) -> bool:
     return False

@@ -4,12 +4,15 @@ import datetime
 import re
 import struct
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _GROUP = re.compile(r"^  \w+ group field_id=-?\d+ (.+) \(Variant\b.*\) \{$", re.MULTILINE)
 _DAY = datetime.date(1970, 1, 1)
@@ -17,13 +20,13 @@ _EPOCH = datetime.datetime(1970, 1, 1)
 _UTC = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
-def variant_columns(schema: Any) -> frozenset[str]:
+def variant_columns(schema: "pa.Schema") -> frozenset[str]:
     """Return the names of the columns that a Parquet file's schema marks as VARIANT."""
     text = str(schema)
     return frozenset(_GROUP.findall(text)) if "(Variant" in text else frozenset()
 
 
-def decode_variant(row: dict[str, Any] | None) -> Any:
+def decode_variant(row: Mapping[str, Any] | None) -> object:
     """Return the value of a row: `metadata` has the names of fields, and the value is in `value`, `typed_value`, or both.
 
     Raises:
@@ -41,7 +44,7 @@ def decode_variant(row: dict[str, Any] | None) -> Any:
 _ABSENT = object()
 
 
-def _joined(part: dict[str, Any], names: list[str]) -> Any:
+def _joined(part: Mapping[str, Any], names: list[str]) -> object:
     """Return what `value` and `typed_value` have together; `_ABSENT` if both are null."""
     content, typed = part.get("value"), part.get("typed_value")
     if typed is None:
@@ -82,7 +85,7 @@ def _decode(content: bytes, at: int, names: list[str]) -> Any:
     return {names[number]: value for number, value in zip(ids, values, strict=True)} if is_object else values
 
 
-def _open_ended(kind: int, content: bytes, at: int) -> Any:
+def _open_ended(kind: int, content: bytes, at: int) -> object:
     """Return a value without a fixed size: null, true, false, bytes or a text."""
     if kind < 3:
         return (None, True, False)[kind]
@@ -107,7 +110,7 @@ def _numbers(content: bytes, at: int, size: int, count: int) -> list[int]:
 
 class _Primitive(NamedTuple):
     size: int  # bytes; 0 if the value says it itself
-    read: Callable[[bytes], Any] = bytes
+    read: Callable[[bytes], object] = bytes
 
 
 def _integer(content: bytes) -> int:

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderkit.datasets.errors import ShardError
 from loaderkit.system.arrays import Int64Array, native
+from loaderkit.system.types import Array, DType
 
-Array = npt.NDArray[Any]
 CACHE_BYTES = 1 << 28  # of decoded chunks, for each thread
 _BLOCK_BYTES = 1 << 16  # of an array without chunks that are read at a time
 _SHARD = 64  # rows at least: an order of smaller shards takes long and reads no fewer chunks
@@ -32,7 +31,7 @@ class Column:
     """
 
     name: str
-    dtype: np.dtype[Any]
+    dtype: DType
     shape: tuple[int, ...]
     step: int
 
@@ -54,7 +53,7 @@ def put(column: Any, places: Int64Array, values: Any) -> None:
             column[place] = value
 
 
-def make_column(where: str, name: str, dtype: np.dtype[Any], shape: Sequence[int], chunk: int | None) -> Column:
+def make_column(where: str, name: str, dtype: DType, shape: Sequence[int], chunk: int | None) -> Column:
     """Return a column; raise a ShardError if the array has no rows or holds neither numbers nor texts.
 
     Args:
@@ -101,9 +100,9 @@ class Blocks:
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self._bytes = 0
-        self._kept: OrderedDict[Any, Array] = OrderedDict()
+        self._kept: OrderedDict[tuple[object, ...], Array] = OrderedDict()
 
-    def get(self, key: Any, read: Callable[[], Array]) -> Array:
+    def get(self, key: tuple[object, ...], read: Callable[[], Array]) -> Array:
         found = self._kept.pop(key, None)
         if found is None:
             found = read()
@@ -113,7 +112,7 @@ class Blocks:
             self._bytes -= self._kept.popitem(last=False)[1].nbytes
         return found
 
-    def drop(self, owner: Any) -> None:
+    def drop(self, owner: object) -> None:
         """Forget the chunks whose keys begin with `owner`."""
         for key in [key for key in self._kept if key[0] == owner]:
             self._bytes -= self._kept.pop(key).nbytes
@@ -146,15 +145,15 @@ class OpenArrays:
         self._arrays.clear()
         self._close()
 
-    def read(self, rows: Int64Array) -> list[Any]:
+    def read(self, rows: Int64Array) -> list[object]:
         """Return samples (B,)."""
         return as_samples(self.gather(rows), len(rows))
 
-    def gather(self, rows: Int64Array) -> dict[str, Any]:
+    def gather(self, rows: Int64Array) -> dict[str, object]:
         """Return the rows (B, *) of each column: arrays of numbers, lists of other values."""
         return {one.name: self._gather(one, rows) for one in self.columns}
 
-    def _gather(self, column: Column, rows: Int64Array) -> Any:
+    def _gather(self, column: Column, rows: Int64Array) -> object:
         out = np.empty((len(rows), *column.shape), column.dtype)
         order = np.argsort(rows, kind="stable")
         blocks = rows[order] // column.step
@@ -180,7 +179,7 @@ class OpenArrays:
         return found.astype(object) if found.dtype.kind in "SUT" else native(found)
 
 
-def as_samples(columns: dict[str, Any], size: int) -> list[Any]:
+def as_samples(columns: dict[str, Any], size: int) -> list[object]:
     """Return gathered columns as B samples: dicts, or rows if there is one column without a name."""
     if _SINGLE in columns:
         return list(columns[_SINGLE])
@@ -188,7 +187,7 @@ def as_samples(columns: dict[str, Any], size: int) -> list[Any]:
     return [dict(zip(columns, row, strict=True)) for row in values] if columns else [{} for _ in range(size)]
 
 
-def as_columns(columns: dict[str, Any]) -> Any:
+def as_columns(columns: dict[str, Any]) -> object:
     """Return gathered columns in the structure of a sample."""
     return columns.get(_SINGLE, columns)
 

@@ -1,12 +1,13 @@
 """HDF5 files: the rows of their datasets of one length, read by chunk."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from loaderkit.datasets.base import Transform
 from loaderkit.datasets.chunked.columns import (
     CACHE_BYTES,
     Blocks,
@@ -29,11 +30,14 @@ from loaderkit.system.checks import check_choice
 from loaderkit.system.digests import digest
 from loaderkit.system.per_thread import PerThread
 
+if TYPE_CHECKING:
+    import h5py
+
 _WHOLE = "Write its rows to a file of its own and give that."
 _RESTORE = "HDF5 would give fill values for them. Restore it, or accept that: missing='fill'."
 
 
-class Hdf5Dataset(ShardedDataset):
+class Hdf5Dataset(ShardedDataset[OpenArrays]):
     """The rows of HDF5 files: a sample is a dict with a row of each HDF5 dataset.
 
     A row of numbers is an array (*) or a number, a text is a string. With `shuffle=True` a Loader's shards are the chunks, and a chunk
@@ -75,7 +79,7 @@ class Hdf5Dataset(ShardedDataset):
         urls: Urls,
         columns: Sequence[str] | None = None,
         *,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         missing: Literal["error", "fill"] = "error",
         chunk_cache_bytes: int = CACHE_BYTES,
         max_open: int = 256,
@@ -114,7 +118,7 @@ class Hdf5Dataset(ShardedDataset):
             arrays = {name: data.asstr() if _is_text(data) else data for name, data in found.items()}
             return OpenArrays(shard, arrays, self._layouts[shard], self._blocks.own, opened.pop_all().close)
 
-    def read(self, handle: OpenArrays, rows: Int64Array, index: ShardIndex) -> list[Any]:
+    def read(self, handle: OpenArrays, rows: Int64Array, index: ShardIndex) -> Sequence[object]:
         return handle.read(rows)
 
     def read_columns(self, indices: Int64Array) -> Any:
@@ -122,7 +126,7 @@ class Hdf5Dataset(ShardedDataset):
         parts = [(places, self.handle(part).gather(rows)) for part, places, rows in self.to_read(indices)]
         if len(parts) == 1:
             return as_columns(parts[0][1])
-        whole: dict[str, Any] = {one.name: one.empty(len(indices)) for one in self._layouts[self.shards[0]]}
+        whole: dict[str, object] = {one.name: one.empty(len(indices)) for one in self._layouts[self.shards[0]]}
         for places, found in parts:
             for name, values in found.items():
                 put(whole[name], places, values)
@@ -133,13 +137,13 @@ class Hdf5Dataset(ShardedDataset):
         columns = [f"{one.name} {one.dtype} {one.shape}" for one in self._layouts[self.shards[0]]]
         return f"{super().fingerprint()} {digest(repr(columns))}"
 
-    def _open_file(self, shard: str, opened: ExitStack, *, head: bool = False) -> Any:
+    def _open_file(self, shard: str, opened: ExitStack, *, head: bool = False) -> "h5py.File":
         """Open a file, which `opened` closes; a local one by its path, where the parts of virtual datasets are found from."""
         try:
             import h5py
         except ImportError as error:
             raise ImportError(f"{shard!r} needs h5py: pip install '.[hdf5]' in a checkout of loaderkit.") from error
-        source: Any = shard
+        source: object = shard
         if is_remote(shard):
             source = opened.enter_context(self.open_head(shard) if head else self.open_file(shard))
         with errors_named(f"{shard}: not a whole HDF5 file, it"):
@@ -154,7 +158,7 @@ class Hdf5Dataset(ShardedDataset):
             )
 
 
-def _choose(shard: str, file: Any, names: Sequence[str] | None) -> dict[str, Any]:
+def _choose(shard: str, file: "h5py.File", names: Sequence[str] | None) -> "dict[str, h5py.Dataset]":
     """Return the chosen datasets of an open file by name; by default those with rows at its root."""
     import h5py
 
@@ -170,12 +174,12 @@ def _choose(shard: str, file: Any, names: Sequence[str] | None) -> dict[str, Any
     return {name: file[name] for name in wanted}
 
 
-def _names(file: Any) -> list[str]:
+def _names(file: "h5py.File") -> list[str]:
     """Return the names of all datasets in a file, also of those behind links."""
     import h5py
 
     found: list[str] = []
-    waiting = [("", file, frozenset[Any]())]
+    waiting = [("", file, frozenset[int]())]
     while waiting:
         prefix, group, above = waiting.pop()
         for name in group:
@@ -187,18 +191,18 @@ def _names(file: Any) -> list[str]:
     return sorted(found)
 
 
-def _is_text(data: Any) -> bool:
+def _is_text(data: "h5py.Dataset") -> bool:
     import h5py
 
     kind = h5py.check_string_dtype(data.dtype)
     return kind is not None and (kind.encoding == "utf-8" or kind.length is None)
 
 
-def _column(shard: str, name: str, data: Any) -> Column:
+def _column(shard: str, name: str, data: "h5py.Dataset") -> Column:
     return make_column(shard, name, data.dtype, data.shape, data.chunks[0] if data.chunks else None)
 
 
-def check_parts(where: str, data: Any, above: frozenset[str] = frozenset()) -> None:
+def check_parts(where: str, data: "h5py.Dataset", above: frozenset[str] = frozenset()) -> None:
     """Raise a ShardError if a virtual dataset lacks a part of it, or a part of a part.
 
     Args:

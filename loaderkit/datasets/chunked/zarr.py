@@ -3,15 +3,16 @@
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from loaderkit.datasets.base import check_index, check_indices
+from loaderkit.datasets.base import Transform, check_index, check_indices
 from loaderkit.datasets.chunked.columns import (
     CACHE_BYTES,
     Blocks,
+    Column,
     OpenArrays,
     as_columns,
     as_samples,
@@ -66,14 +67,14 @@ class ZarrDataset(DeclaresDraws):
 
     def __init__(
         self,
-        store: Any,
+        store: object,
         columns: Sequence[str] | None = None,
         *,
         path: str = "",
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         missing: Literal["warn", "error", "fill"] = "warn",
         chunk_cache_bytes: int = CACHE_BYTES,
-        storage_options: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, object] | None = None,
     ) -> None:
         check_choice("ZarrDataset", "missing", missing, ("warn", "error", "fill"))
         names = None if columns is None else list(columns)
@@ -133,7 +134,7 @@ class ZarrDataset(DeclaresDraws):
         return f"zarr-1 {name}:{self._length} {digest(repr(columns))}"
 
 
-def _open(store: Any, path: str, names: list[str] | None, options: dict[str, Any] | None) -> dict[str, Any]:
+def _open(store: object, path: str, names: list[str] | None, options: dict[str, object] | None) -> dict[str, Any]:
     """Return the arrays of a store by name; of a store that is one array, that one without a name."""
     try:
         import zarr
@@ -159,7 +160,13 @@ def _open(store: Any, path: str, names: list[str] | None, options: dict[str, Any
 
 
 def _open_arrays(
-    where: str, store: Any, path: str, names: list[str] | None, options: Any, columns: Any, most_bytes: int
+    where: str,
+    store: object,
+    path: str,
+    names: list[str] | None,
+    options: dict[str, object] | None,
+    columns: Sequence[Column],
+    most_bytes: int,
 ) -> OpenArrays:
     return OpenArrays(where, _open(store, path, names, options), columns, Blocks(most_bytes))
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loaderkit.datasets.ragged import Array
+from loaderkit.system.types import Array
 
 
 def coco_target(
@@ -17,7 +17,7 @@ def coco_target(
     *,
     classes: Mapping[int, int] | None = None,
     masks: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, Tensor]:
     """Return the target of one image.
 
     Args:
@@ -49,7 +49,7 @@ def coco_target(
         labels.append(category if classes is None else classes[category])
         areas.append(float(annotation.get("area", width * height)))
         crowds.append(int(annotation.get("iscrowd", 0)))
-    target: dict[str, Any] = {
+    target: dict[str, Tensor] = {
         "boxes": boxes,
         "labels": torch.tensor(labels, dtype=torch.int64),
         "area": torch.tensor(areas, dtype=torch.float32),

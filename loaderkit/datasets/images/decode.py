@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from itertools import chain
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from loaderkit.datasets.images.checks import MAX_PIXELS, PNG, check_png, check_p
 from loaderkit.datasets.images.decoders import PictureDecoder, find_operator, jpeg_decoder
 from loaderkit.datasets.images.exif import jpeg_orientation, upright
 from loaderkit.system.threads import threads_of_a_read
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _JPEG = b"\xff\xd8\xff"
 _IGNORED = ("transparency",)  # Pillow warns when it is dropped
@@ -211,7 +214,7 @@ def _decode_with_pillow(data: bytes, max_pixels: int | None) -> Tensor:
     return torch.from_numpy(pixels).permute(2, 0, 1)  # channels last in memory, as torchvision decodes
 
 
-def open_with_pillow(data: bytes | memoryview) -> Any:
+def open_with_pillow(data: bytes | memoryview) -> "Image.Image":
     """Return a Pillow picture of any format but PostScript; its pixels are decoded when they are used.
 
     Raises:
@@ -226,7 +229,7 @@ def open_with_pillow(data: bytes | memoryview) -> Any:
     return picture
 
 
-def raw_to_pillow(data: memoryview) -> Any:
+def raw_to_pillow(data: memoryview) -> "Image.Image":
     """Return a Pillow picture from width, height and length of the mode (uint32 each), the mode, and the pixels."""
     from PIL import Image
 
@@ -235,13 +238,13 @@ def raw_to_pillow(data: memoryview) -> Any:
     return Image.frombytes(str(data[12:start], "utf-8"), (width, height), bytes(data[start:]))
 
 
-def _may_lack_rows(picture: Any) -> bool:
+def _may_lack_rows(picture: "Image.Image") -> bool:
     """Return whether rows that the file lacks may be black in this PNG."""
     width, height = picture.size
     return "interlace" in picture.info or not any(picture.crop((0, height - 1, width, height)).tobytes())
 
 
-def is_picture(value: Any) -> bool:
+def is_picture(value: object) -> bool:
     """Return whether a value is a Pillow picture, without importing Pillow."""
     return any(kind.__module__ == "PIL.Image" for kind in type(value).__mro__)
 

@@ -1,13 +1,13 @@
 """Pictures in one folder for each class."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaderkit.datasets.base import check_index
+from loaderkit.datasets.base import Transform, check_index
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture
@@ -18,6 +18,9 @@ from loaderkit.files.signatures import describe
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.digests import digest
+
+if TYPE_CHECKING:
+    from loaderkit.datasets.images.lazy import LazyImage
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
 
@@ -68,7 +71,7 @@ class ImageFolder(DeclaresDraws):
         self,
         root: str | os.PathLike[str],
         *,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         extensions: Sequence[str] = EXTENSIONS,
         allow_empty: bool = False,
         max_pixels: int | None = MAX_PIXELS,
@@ -125,8 +128,8 @@ class ImageFolder(DeclaresDraws):
             raise ValueError(f"{path}: {error}") from error
         return picture if self.transform is None else self.transform(picture), int(self.targets[index])
 
-    def _lazy(self, content: bytes, path: Path) -> Any:
-        image: Any = _lazy_image()(content, max_pixels=self.max_pixels, name=str(path))
+    def _lazy(self, content: bytes, path: Path) -> object:
+        image = _lazy_image()(content, max_pixels=self.max_pixels, name=str(path))
         found = image if self.transform is None else self.transform(image)
         return found.decode() if isinstance(found, _lazy_image()) else found
 
@@ -152,7 +155,7 @@ class ImageFolder(DeclaresDraws):
         return f"images-1 {len(self)} in {len(self.classes)} classes, {found}{decoder_fingerprint(self.decoder)}{lazy}"
 
 
-def _lazy_image() -> Any:
+def _lazy_image() -> "type[LazyImage]":
     from loaderkit.datasets.images.lazy import LazyImage, simplejpeg  # imports torchvision
 
     simplejpeg()

@@ -143,18 +143,18 @@ class LazyImage(tv_tensors.Image):  # type: ignore[misc]  # torchvision has no t
         return made
 
     @classmethod
-    def wrap(cls, tensor: Tensor, like: Any, **kwargs: Any) -> Any:  # noqa: ARG003 - torchvision's signature
+    def wrap(cls, tensor: Tensor, like: object, **kwargs: object) -> object:  # noqa: ARG003 - torchvision's signature
         """Return what a transform made of a LazyImage: an image with pixels."""
         return tensor.as_subclass(tv_tensors.Image)
 
     @classmethod
     def __torch_function__(
         cls,
-        func: Callable[..., Any],
+        func: Callable[..., object],
         types: tuple[type[Tensor], ...],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         """Decode, and call a function of torch with the pixels."""
         if func in _ASKED_OFTEN:
             return super().__torch_function__(func, types, args, kwargs)
@@ -162,11 +162,11 @@ class LazyImage(tv_tensors.Image):  # type: ignore[misc]  # torchvision has no t
         return func(*args, **kwargs)
 
     @property
-    def device(self, *args: Any, **kwargs: Any) -> torch.device:
+    def device(self, *args: object, **kwargs: object) -> torch.device:
         """The CPU."""
         return torch.device("cpu")
 
-    def as_subclass(self, cls: Any) -> Any:
+    def as_subclass(self, cls: Any) -> object:
         """Decode; torch would pass over `__torch_function__` here."""
         return self.decode().as_subclass(cls)
 
@@ -200,20 +200,20 @@ class LazyImage(tv_tensors.Image):  # type: ignore[misc]  # torchvision has no t
         across = side(box.left, box.width, encoded.width, whole.shape[2], encoded.orientation in _FROM_RIGHT)
         return whole[:, down, across]
 
-    def _resized(self, height: int, width: int, interpolation: Any) -> Tensor:
+    def _resized(self, height: int, width: int, interpolation: object) -> Tensor:
         box = self._box
         fitting = (scale for scale in _SCALES if box.height >= height * scale and box.width >= width * scale)
         pixels = self._cut(next(fitting, 1)) if self._pixels is None else self._pixels
         resized: Tensor = functional.resize(pixels, [height, width], interpolation, antialias=True)
         return resized
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         if self._pixels is not None:  # they may have been changed
             return tv_tensors.Image, (self._pixels,)
         encoded = self._encoded
         return _unpickled, (encoded.data, encoded.max_pixels, encoded.name, tuple(self._box))
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: object = None) -> str:
         size = f"{self._box.height:,} x {self._box.width:,}"
         return f"LazyImage({size} of {self._encoded.height:,} x {self._encoded.width:,}, {len(self._encoded.data):,} bytes)"
 
@@ -223,7 +223,7 @@ def _unpickled(data: bytes, max_pixels: int | None, name: str, box: tuple[int, i
     return LazyImage._of(whole._encoded, _Box(*box))
 
 
-def _decoded(value: Any) -> Any:
+def _decoded(value: object) -> object:
     return value.decode() if isinstance(value, LazyImage) else value
 
 
@@ -241,12 +241,12 @@ def simplejpeg() -> Any:
 # Kernels: what torchvision's transforms call for this type.
 
 
-def _crop(picture: LazyImage, top: int, left: int, height: int, width: int) -> Any:
+def _crop(picture: LazyImage, top: int, left: int, height: int, width: int) -> object:
     part = picture._cropped(top, left, height, width)
     return functional.crop(_as_image(picture), top, left, height, width) if part is None else part
 
 
-def _center_crop(picture: LazyImage, output_size: Any) -> Any:
+def _center_crop(picture: LazyImage, output_size: object) -> object:
     height, width = _two(output_size)
     box = picture._box
     # As torchvision rounds.
@@ -257,10 +257,10 @@ def _center_crop(picture: LazyImage, output_size: Any) -> Any:
 def _resize(
     picture: LazyImage,
     size: Any,
-    interpolation: Any = InterpolationMode.BILINEAR,
+    interpolation: object = InterpolationMode.BILINEAR,
     max_size: int | None = None,
     antialias: bool | None = True,
-) -> Any:
+) -> object:
     if (
         getattr(interpolation, "value", interpolation) not in _SMOOTH
         or not antialias
@@ -283,10 +283,10 @@ def _resized_crop(
     left: int,
     height: int,
     width: int,
-    size: Any,
-    interpolation: Any = InterpolationMode.BILINEAR,
+    size: object,
+    interpolation: object = InterpolationMode.BILINEAR,
     antialias: bool | None = True,
-) -> Any:
+) -> object:
     return functional.resize(_crop(picture, top, left, height, width), size, interpolation, antialias=antialias)
 
 

@@ -3,18 +3,21 @@
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from loaderkit.datasets.base import Transform
+
 _FUNCTIONAL, _SIZE = "transforms.v2.functional", "ImageDataModule: size="
 
 
-def torchvision_module(name: str, wanted_by: str) -> Any:
+def torchvision_module(name: str, wanted_by: str) -> ModuleType:
     """Import a module of torchvision; raise an ImportError that names who needs it, and the extra."""
     try:
         return importlib.import_module(f"torchvision.{name}")
@@ -27,7 +30,7 @@ def torchvision_module(name: str, wanted_by: str) -> Any:
 class LabelledPictures:
     """A dataset of `(picture, label)`, with tensors or Pillow pictures, whose pictures are uint8 RGB tensors (3, H, W)."""
 
-    def __init__(self, dataset: Any, transform: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, dataset: Any, transform: Transform | None = None) -> None:
         self.dataset = dataset
         self.transform = transform
 
@@ -51,12 +54,12 @@ class ToSize:
     """Scale a picture (*, H, W) until it just covers `size` (height, width), crop its center, and call `then` with it."""
 
     size: tuple[int, int]
-    then: Callable[[Any], Any] | None = None
+    then: Transform | None = None
 
     def __post_init__(self) -> None:
         torchvision_module(_FUNCTIONAL, _SIZE)  # else its absence would show in a worker
 
-    def __call__(self, picture: Tensor) -> Any:
+    def __call__(self, picture: Tensor) -> object:
         functional = torchvision_module(_FUNCTIONAL, _SIZE)
         height, width = picture.shape[-2:]
         factor = max(self.size[0] / height, self.size[1] / width)
@@ -75,7 +78,7 @@ def torchvision_kind(name: str) -> Any:
     return kind
 
 
-def default_splits(kind: Any) -> dict[str, Any]:
+def default_splits(kind: Any) -> dict[str, bool | str | None]:
     """Return the splits of a torchvision dataset, and for each the value of its `train` or `split` argument."""
     settings = inspect.signature(kind).parameters
     if "train" in settings:
@@ -84,7 +87,7 @@ def default_splits(kind: Any) -> dict[str, Any]:
 
 
 def open_torchvision(
-    kind: Any, split: Any, root: str | os.PathLike[str], *, download: bool, options: Mapping[str, Any]
+    kind: Any, split: object, root: str | os.PathLike[str], *, download: bool, options: Mapping[str, object]
 ) -> Any:
     """Open a split of a torchvision dataset; raise a FileNotFoundError if it is not in `root` and not to be downloaded."""
     settings = inspect.signature(kind).parameters

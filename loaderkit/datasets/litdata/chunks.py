@@ -4,7 +4,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,12 @@ from loaderkit.datasets.shards.listed import Bounds
 from loaderkit.datasets.shards.sharded import group_places
 from loaderkit.datasets.unpacking import unpack
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.types import Array
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DecodeRow = Callable[[memoryview, int], object]  # from an item's bytes and its row to a sample
 
 ARROW_MAGIC, FRAMED_MAGIC = b"LDARW01\0", b"LDFZ01\0\0"
 ARROW_END = struct.Struct("<I8s")  # length of the Arrow file, magic
@@ -21,6 +27,8 @@ FRAMED_HEAD = struct.Struct("<8sHHIII")  # magic, version, flags, items, items o
 FRAME = np.dtype([("first", "<u4"), ("items", "<u4"), ("start", "<u8"), ("packed", "<u4"), ("size", "<u4")])
 _KEPT_BYTES = 1 << 26  # of unpacked frames that an open chunk keeps
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
+T = TypeVar("T")
 
 
 class Chunk(ABC):
@@ -33,7 +41,7 @@ class Chunk(ABC):
         self.file.close()
 
     @abstractmethod
-    def samples(self, rows: Int64Array, decode: Callable[[memoryview, int], Any]) -> list[Any]:
+    def samples(self, rows: Int64Array, decode: DecodeRow) -> list[object]:
         """Return samples (B,); `decode` makes one from an item's bytes and its row."""
 
 
@@ -44,7 +52,7 @@ class PlainChunk(Chunk):
         super().__init__(file)
         self._bounds, self._packed = bounds, packed
 
-    def samples(self, rows: Int64Array, decode: Callable[[memoryview, int], Any]) -> list[Any]:
+    def samples(self, rows: Int64Array, decode: DecodeRow) -> list[object]:
         starts, ends = self._bounds[rows].tolist(), self._bounds[rows + 1].tolist()
         content, places = self.file.read_together(starts, ends)
         found = []
@@ -57,13 +65,13 @@ class PlainChunk(Chunk):
         return found
 
 
-class _Kept:
+class _Kept(Generic[T]):
     """What was unpacked last, by number."""
 
     def __init__(self) -> None:
-        self._found: OrderedDict[int, tuple[int, Any]] = OrderedDict()
+        self._found: OrderedDict[int, tuple[int, T]] = OrderedDict()
 
-    def get(self, number: int, make: Callable[[int], tuple[int, Any]]) -> Any:
+    def get(self, number: int, make: Callable[[int], tuple[int, T]]) -> T:
         """Return what `make` makes of a number, with its size in bytes: what was kept, or something new."""
         if number not in self._found:
             size, value = make(number)
@@ -77,13 +85,13 @@ class _Kept:
 class FramedChunk(Chunk):
     """Frames of zstd with some items each; those that were read last stay unpacked."""
 
-    def __init__(self, file: LineFile, bounds: Int64Array, frames: Any) -> None:
+    def __init__(self, file: LineFile, bounds: Int64Array, frames: Array) -> None:
         super().__init__(file)
         self._bounds, self._frames = bounds, frames
-        self._kept = _Kept()
+        self._kept: _Kept[memoryview] = _Kept()
 
-    def samples(self, rows: Int64Array, decode: Callable[[memoryview, int], Any]) -> list[Any]:
-        found: list[Any] = [None] * len(rows)
+    def samples(self, rows: Int64Array, decode: DecodeRow) -> list[object]:
+        found: list[object] = [None] * len(rows)
         numbers = np.searchsorted(self._frames["first"], rows, side="right") - 1
         for number, places in group_places(numbers):
             content = self._kept.get(number, self._unpack)
@@ -111,7 +119,8 @@ class ArrowChunk(Chunk):
             raise ImportError(
                 f"{file.shard}: has Arrow rows, which need pyarrow: pip install '.[arrow]' in a checkout of loaderkit."
             ) from error
-        self._kept, self._samples = _Kept(), samples
+        self._kept: _Kept[pa.RecordBatch] = _Kept()
+        self._samples = samples
         self._errors = (pa.ArrowException, ValueError, OSError, IndexError)
         try:
             source = pa.py_buffer(content)
@@ -130,8 +139,8 @@ class ArrowChunk(Chunk):
                 file.shard, f"{self._reader.num_record_batches:,} batches of {self._each:,} for {samples:,} samples"
             )
 
-    def samples(self, rows: Int64Array, decode: Callable[[memoryview, int], Any]) -> list[Any]:
-        found: list[Any] = [None] * len(rows)
+    def samples(self, rows: Int64Array, decode: DecodeRow) -> list[object]:
+        found: list[object] = [None] * len(rows)
         for number, places in group_places(rows // self._each):
             try:
                 batch = self._kept.get(number, self._read)
@@ -142,7 +151,7 @@ class ArrowChunk(Chunk):
                 found[place] = value
         return found
 
-    def _read(self, number: int) -> tuple[int, Any]:
+    def _read(self, number: int) -> "tuple[int, pa.RecordBatch]":
         batch = self._reader.get_batch(number)
         wanted = min(self._each, self._samples - number * self._each)
         if batch.num_rows != wanted:
@@ -158,10 +167,10 @@ def _arrow_error(shard: str, what: str) -> ShardError:
 class _Batches:
     """Batches in memory, as a reader of an Arrow file has them."""
 
-    def __init__(self, batches: Sequence[Any]) -> None:
+    def __init__(self, batches: "Sequence[pa.RecordBatch]") -> None:
         self._batches, self.num_record_batches = batches, len(batches)
 
-    def get_batch(self, number: int) -> Any:
+    def get_batch(self, number: int) -> "pa.RecordBatch":
         return self._batches[number]
 
 

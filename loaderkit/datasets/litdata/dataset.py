@@ -4,11 +4,12 @@ import dataclasses
 import json
 import mmap
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from loaderkit.datasets.base import Transform
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.litdata.chunks import (
     ARROW_END,
@@ -45,11 +46,11 @@ class _Layout:
     decoders: tuple[Decode, ...]
     tree: Tree
     sizes: str  # struct's format of the sizes of the leaves
-    keys: tuple[Any, ...] | None  # of samples that are a dict of leaves
+    keys: tuple[object, ...] | None  # of samples that are a dict of leaves
 
-    def decode(self, content: memoryview, where: str, row: int) -> Any:
+    def decode(self, content: memoryview, where: str, row: int) -> object:
         """Return a sample from its item: the sizes of all leaves, then the leaves."""
-        values: list[Any] = []
+        values: list[object] = []
         try:
             at = 4 * len(self.decoders)
             for size, decode in zip(struct.unpack_from(self.sizes, content), self.decoders, strict=True):
@@ -112,8 +113,8 @@ class LitDataset(ListedDataset):
         self,
         urls: Urls,
         *,
-        decode: Mapping[str, Callable[[bytes], Any]] | None = None,
-        transform: Callable[[Any], Any] | None = None,
+        decode: Mapping[str, Callable[[bytes], object]] | None = None,
+        transform: Transform | None = None,
         max_open: int = 256,
         storage: Storage | None = None,
     ) -> None:
@@ -224,7 +225,7 @@ class LitDataset(ListedDataset):
             raise ShardError(f"{shard}: its table of frames does not fit its {items:,} samples. It is damaged.")
         return FramedChunk(file, bounds, frames)
 
-    def read(self, handle: _OpenChunk, rows: Int64Array, index: ShardIndex) -> list[Any]:
+    def read(self, handle: _OpenChunk, rows: Int64Array, index: ShardIndex) -> Sequence[object]:
         chunk, layout = handle.chunk, handle.layout
         return chunk.samples(rows, lambda content, row: layout.decode(content, chunk.file.shard, row))
 
@@ -237,7 +238,7 @@ def _config(place: str, config: Mapping[str, Any]) -> _Config:
     return _Config(tuple(map(str, config["data_format"])), str(config["data_spec"]), level)
 
 
-def _refuse_other(place: str, config: Mapping[str, Any], chunks: list[Mapping[str, Any]]) -> None:
+def _refuse_other(place: str, config: Mapping[str, object], chunks: list[Mapping[str, object]]) -> None:
     if config.get("encryption"):
         raise ShardError(f"{place}: the chunks are encrypted. {WAY_OUT}")
     loader = config.get("item_loader") or "PyTreeLoader"
@@ -249,7 +250,7 @@ def _refuse_other(place: str, config: Mapping[str, Any], chunks: list[Mapping[st
         )
 
 
-def _listed(chunk: Mapping[str, Any], config: _Config) -> Listed:
+def _listed(chunk: Mapping[str, object], config: _Config) -> Listed:
     name, size, samples = inner(chunk["filename"]), natural(chunk["chunk_bytes"]), natural(chunk["chunk_size"])
     if config.level == "chunk":
         return Listed("", size, samples, config, packed=name, codec="zstd")

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,8 +16,9 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.decode import decode_picture, raw_to_pillow
 from loaderkit.datasets.litdata.nested import decode_nested
 from loaderkit.datasets.mds.encodings import pieces
+from loaderkit.system.types import Array, DType
 
-Decode = Callable[[memoryview], Any]
+Decode = Callable[[memoryview], object]
 
 # The numbers of dtypes are two tables. torch's has two numbers for a dtype with two names.
 _TENSORS = {
@@ -44,7 +44,7 @@ _TENSORS = {
     19: torch.bool,
     20: torch.uint16,
 }
-_ARRAYS: dict[int, np.dtype[Any]] = dict(
+_ARRAYS: dict[int, DType] = dict(
     enumerate(map(np.dtype, ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16", "?")))
 )
 
@@ -54,10 +54,10 @@ class Tree:
     """A node of a sample: a leaf if it has no kind."""
 
     kind: str = ""
-    keys: tuple[Any, ...] = ()
+    keys: tuple[object, ...] = ()
     children: tuple["Tree", ...] = ()
 
-    def build(self, leaves: Iterator[Any]) -> Any:
+    def build(self, leaves: Iterator[object]) -> object:
         """Return the sample of leaves, which are used up in their order."""
         if not self.kind:
             return next(leaves)
@@ -108,7 +108,7 @@ def _node(spec: Mapping[str, Any], where: str) -> Tree:
 WAY_OUT = "Read it with litdata itself: lk.ConcatDataset([litdata.StreamingDataset(folder)])."
 
 
-def decoder_of(form: str, own: Mapping[str, Callable[[bytes], Any]], where: str) -> Decode:
+def decoder_of(form: str, own: Mapping[str, Callable[[bytes], object]], where: str) -> Decode:
     """Return the function that decodes a leaf of a format, such as "no_header_tensor:17".
 
     Args:
@@ -138,7 +138,7 @@ def decoder_of(form: str, own: Mapping[str, Callable[[bytes], Any]], where: str)
     return _DECODERS[name]
 
 
-def _as_bytes(decode: Callable[[bytes], Any], data: memoryview) -> Any:
+def _as_bytes(decode: Callable[[bytes], object], data: memoryview) -> object:
     return decode(bytes(data))
 
 
@@ -179,18 +179,18 @@ def _tensor(data: memoryview) -> Tensor:
     return _flat_tensor(_TENSORS[number], data[8 + 4 * axes :]).reshape(shape)
 
 
-def _flat_array(dtype: np.dtype[Any], data: memoryview) -> npt.NDArray[Any]:
+def _flat_array(dtype: DType, data: memoryview) -> Array:
     return np.frombuffer(data, dtype).copy()
 
 
-def _array(data: memoryview) -> npt.NDArray[Any]:
+def _array(data: memoryview) -> Array:
     number, axes = struct.unpack_from("<II", data)
     shape = struct.unpack_from(f"<{axes}I", data, 8)
     return _flat_array(_ARRAYS[number], data[8 + 4 * axes :]).reshape(shape)
 
 
-_TABLES: dict[str, Mapping[int, Any]] = {"no_header_numpy": _ARRAYS, "no_header_tensor": _TENSORS}
-_FLAT: dict[str, Callable[..., Any]] = {"no_header_numpy": _flat_array, "no_header_tensor": _flat_tensor}
+_TABLES: dict[str, Mapping[int, object]] = {"no_header_numpy": _ARRAYS, "no_header_tensor": _TENSORS}
+_FLAT: dict[str, Callable[..., object]] = {"no_header_numpy": _flat_array, "no_header_tensor": _flat_tensor}
 _DECODERS: dict[str, Decode] = {
     "str": _text,
     "text": _text,

@@ -11,7 +11,7 @@ _U32 = struct.Struct("<I")
 _JSON_TEXT = 0x20  # greater first bytes are of plain JSON, which older versions wrote
 
 
-def decode_nested(data: memoryview) -> Any:
+def decode_nested(data: memoryview) -> object:
     """Return the value of a leaf of the format "json".
 
     Raises:
@@ -31,7 +31,7 @@ class _Reader:
     def __init__(self, data: memoryview) -> None:
         self._data, self.at = data, 0
 
-    def value(self) -> Any:
+    def value(self) -> object:
         tag = self._number("B")
         if tag not in _TAGS:
             raise ValueError(f"unknown tag {tag}")
@@ -51,17 +51,17 @@ class _Reader:
         (found,) = _U32.unpack(self.take(4))
         return int(found)
 
-    def numbers(self, dtype: str) -> list[Any]:
+    def numbers(self, dtype: str) -> list[object]:
         count = self.count()
         return list(np.frombuffer(self.take(count * np.dtype(dtype).itemsize), dtype).tolist())
 
     def texts(self) -> list[str]:
         return [self.text() for _ in range(self.count())]
 
-    def mapping(self) -> dict[str, Any]:
+    def mapping(self) -> dict[str, object]:
         return {self.text(): self.value() for _ in range(self.count())}
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, object]]:
         count, keys = self.count(), self.texts()
         if not keys:
             raise ValueError("its records have no fields")
@@ -70,7 +70,7 @@ class _Reader:
     def packed(self) -> Any:
         return json.loads(bytes(self.take(self.count())))
 
-    def _entry(self) -> Any:
+    def _entry(self) -> object:
         tag = self._number("B")
         if tag not in _ENTRIES:
             raise ValueError(f"unknown tag {tag} of a record")
@@ -94,8 +94,8 @@ def _nothing(_: _Reader) -> None:
     return None
 
 
-_SINGLE: tuple[Callable[[_Reader], Any], ...] = (_Reader.text, _Reader.integer, _Reader.real, _Reader.truth)
-_TAGS: dict[int, Callable[[_Reader], Any]] = {
+_SINGLE: tuple[Callable[[_Reader], object], ...] = (_Reader.text, _Reader.integer, _Reader.real, _Reader.truth)
+_TAGS: dict[int, Callable[[_Reader], object]] = {
     0: _Reader.packed,
     1: _Reader.texts,
     2: lambda reader: reader.numbers("<i8"),
@@ -106,4 +106,4 @@ _TAGS: dict[int, Callable[[_Reader], Any]] = {
     **dict(enumerate(_SINGLE, 7)),
     11: _nothing,
 }
-_ENTRIES: dict[int, Callable[[_Reader], Any]] = {0x10: _nothing, **dict(enumerate(_SINGLE, 0x11))}
+_ENTRIES: dict[int, Callable[[_Reader], object]] = {0x10: _nothing, **dict(enumerate(_SINGLE, 0x11))}

@@ -3,8 +3,9 @@
 import dataclasses
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from loaderkit.datasets.base import Transform
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.mds.encodings import Decode, decoder_of
 from loaderkit.datasets.mds.folder import Columns, read_index
@@ -79,8 +80,8 @@ class MDSDataset(ListedDataset):
         columns: Sequence[str] | None = None,
         *,
         split: str | None = None,
-        decode: Mapping[str, Callable[[bytes], Any]] | None = None,
-        transform: Callable[[Any], Any] | None = None,
+        decode: Mapping[str, Callable[[bytes], object]] | None = None,
+        transform: Transform | None = None,
         max_open: int = 256,
         storage: Storage | None = None,
     ) -> None:
@@ -129,7 +130,7 @@ class MDSDataset(ListedDataset):
             file.close()
             raise
 
-    def read(self, handle: _OpenShard, rows: Int64Array, index: ShardIndex) -> list[dict[str, Any]]:
+    def read(self, handle: _OpenShard, rows: Int64Array, index: ShardIndex) -> Sequence[dict[str, object]]:
         starts, ends = handle.bounds[rows].tolist(), handle.bounds[rows + 1].tolist()
         content, places = handle.file.read_together(starts, ends)
         sizes = [end - start for start, end in zip(starts, ends, strict=True)]
@@ -143,10 +144,10 @@ class MDSDataset(ListedDataset):
         return super().fingerprint() + ("" if self.columns is None else f" columns {list(self.columns)}")
 
 
-def _decode(handle: _OpenShard, content: memoryview, row: int) -> dict[str, Any]:
+def _decode(handle: _OpenShard, content: memoryview, row: int) -> dict[str, object]:
     """Return a sample from its bytes: the sizes of the columns that have no fixed one, then all values."""
     layout = handle.layout
-    sample: dict[str, Any] = {}
+    sample: dict[str, object] = {}
     name = ""
     try:
         at = 4 * layout.sizes.count(None)

@@ -5,15 +5,14 @@ import json
 import struct
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.decode import open_with_pillow, raw_to_pillow
+from loaderkit.system.types import Array, DType
 
-Decode = Callable[[memoryview], Any]
+Decode = Callable[[memoryview], object]
 
 _NUMBERS = ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
 # Numbers that an array has in its head for its dtype.
@@ -26,7 +25,7 @@ _DTYPES = dict(
 )
 
 
-def decoder_of(encoding: str, own: Mapping[str, Callable[[bytes], Any]], where: str) -> Decode:
+def decoder_of(encoding: str, own: Mapping[str, Callable[[bytes], object]], where: str) -> Decode:
     """Return the function that decodes a value of an encoding, such as "ndarray:float32:3".
 
     Args:
@@ -55,7 +54,7 @@ def decoder_of(encoding: str, own: Mapping[str, Callable[[bytes], Any]], where: 
     return _DECODERS[name]
 
 
-def _as_bytes(decode: Callable[[bytes], Any], data: memoryview) -> Any:
+def _as_bytes(decode: Callable[[bytes], object], data: memoryview) -> object:
     return decode(bytes(data))
 
 
@@ -67,11 +66,11 @@ def _text(data: memoryview) -> str:
     return str(data, "utf-8")
 
 
-def _json(data: memoryview) -> Any:
+def _json(data: memoryview) -> object:
     return json.loads(bytes(data))
 
 
-def _number(dtype: np.dtype[Any], data: memoryview) -> Any:
+def _number(dtype: DType, data: memoryview) -> object:
     (value,) = np.frombuffer(data, dtype)
     return value
 
@@ -105,7 +104,7 @@ def pieces(data: memoryview, start: int) -> list[memoryview]:
     return found
 
 
-def _list(start: int, decode: Decode, data: memoryview) -> list[Any]:
+def _list(start: int, decode: Decode, data: memoryview) -> list[object]:
     return [decode(piece) for piece in pieces(data, start)]
 
 
@@ -122,7 +121,7 @@ def _array_decoder(encoding: str, arguments: str, where: str) -> Decode:
     return partial(_array, np.dtype(dtype) if dtype else None, shape)
 
 
-def _array(dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, data: memoryview) -> npt.NDArray[Any]:
+def _array(dtype: DType | None, shape: tuple[int, ...] | None, data: memoryview) -> Array:
     """Return a writable array; its dtype and its shape are in its head unless all values of the column have them."""
     at = 0
     if dtype is None:

@@ -70,7 +70,7 @@ def _shard(entry: dict[str, Any], known: dict[Columns, Columns]) -> Listed:
     return found._replace(packed=inner(packed["basename"]), packed_bytes=natural(packed["bytes"]), codec=codec)
 
 
-def _refuse_other(where: str, entry: dict[str, Any]) -> None:
+def _refuse_other(where: str, entry: dict[str, object]) -> None:
     if (kind := entry.get("format", "mds")) != "mds":
         raise ShardError(
             f"{where} has the format {kind!r}, wanted 'mds'. Read it with streaming.StreamingDataset: "

@@ -1,13 +1,12 @@
 """Audio as waveforms: whole files, or clips of a given length."""
 
 import os
-from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from loaderkit.datasets.base import MapStyle
+from loaderkit.datasets.base import MapStyle, Transform
 from loaderkit.datasets.media.clips import CACHE_DIR, ClipDataset, Labels, start_of_clip
 from loaderkit.datasets.media.content import TOLERANCE_S, Content
 from loaderkit.datasets.media.decoders import AudioReader, DecoderName, decoder_named
@@ -16,6 +15,7 @@ from loaderkit.datasets.media.waveform import Waveform, resample, sized
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.types import Array
 
 _CLIPS = ("random", "middle", "all")
 _REST_S = 0.05  # a shorter rest is mostly what an encoder added
@@ -86,7 +86,7 @@ class AudioDataset(ClipDataset):
         mono: bool = False,
         max_s: float | None = 3600.0,
         decoder: DecoderName = "pyav",
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         storage: Storage | None = None,
         cache_dir: str | os.PathLike[str] | None = CACHE_DIR,
         jobs: int = 1,
@@ -126,7 +126,7 @@ class AudioDataset(ClipDataset):
         with open_audio(content, self._storage) as audio:  # by PyAV, so that both decoders have the same clips
             return audio.end() / audio.sample_rate, float(audio.sample_rate)
 
-    def _counts(self, seconds: Any, rates: Any) -> Int64Array:
+    def _counts(self, seconds: Any, rates: Array) -> Int64Array:
         found = np.ceil((np.nan_to_num(seconds) - _REST_S) / self.clip_s)
         counts: Int64Array = np.maximum(found, 1).astype(np.int64)
         return counts
@@ -134,7 +134,7 @@ class AudioDataset(ClipDataset):
     def _cut(self) -> str:
         return f"clips of {self.clip_s:g} s"
 
-    def _read(self, content: Content, clip: int) -> dict[str, Any]:
+    def _read(self, content: Content, clip: int) -> dict[str, object]:
         with decoder_named(self.decoder).open_audio(content, self._storage) as audio:
             if self.clip_s is None:
                 wave, _ = self._part(audio, 0, audio.most)
@@ -157,5 +157,5 @@ class AudioDataset(ClipDataset):
         return resample(wave, audio.sample_rate, rate, round(wave.shape[1] * rate / audio.sample_rate)), rate
 
 
-def _sample(wave: Waveform, rate: int) -> dict[str, Any]:
+def _sample(wave: Waveform, rate: int) -> dict[str, object]:
     return {"waveform": torch.from_numpy(wave), "sample_rate": rate}

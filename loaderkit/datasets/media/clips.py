@@ -2,12 +2,12 @@
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeGuard
 
 import numpy as np
 
-from loaderkit.datasets.base import MapStyle, check_index, read_many, reads_many
+from loaderkit.datasets.base import MapStyle, Transform, check_index, read_many, reads_many
 from loaderkit.datasets.media.content import Content
 from loaderkit.datasets.media.decoders import DecoderName, decoder_named
 from loaderkit.datasets.media.files import FILE, MediaFiles
@@ -20,8 +20,9 @@ from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
 from loaderkit.seeding.samples import part_of_batch, per_sample, sample_rng
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.overrides import own_attribute
+from loaderkit.system.types import Array
 
-Labels = Literal["folder"] | Sequence[Any] | None
+Labels = Literal["folder"] | Sequence[object] | None
 CACHE_DIR = "~/.cache/loaderkit/media"
 
 
@@ -38,7 +39,7 @@ class ClipDataset(DeclaresDraws):
         labels: Labels,
         clips: str,
         decoder: DecoderName,
-        transform: Callable[[Any], Any] | None,
+        transform: Transform | None,
         storage: Storage | None,
         cache_dir: str | os.PathLike[str] | None,
         jobs: int,
@@ -98,7 +99,7 @@ class ClipDataset(DeclaresDraws):
         return found if self._ends is None else f"{self._cut()} of {found}"
 
     def __getattr__(self, name: str) -> Any:
-        source: Any = self.__dict__.get("source")
+        source: object = self.__dict__.get("source")
         if name == "shard_sizes" and (sizes := own_attribute(source, name)) is not None:
             return sizes if self._ends is None else np.diff(np.append(0, self._ends)[np.append(0, np.cumsum(sizes))])
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -112,7 +113,7 @@ class ClipDataset(DeclaresDraws):
         """Return the seconds of encoded bytes, or of the file at a place, and their samples or frames in a second."""
 
     @abstractmethod
-    def _counts(self, seconds: Any, rates: Any) -> Int64Array:
+    def _counts(self, seconds: Array, rates: Array) -> Int64Array:
         """Return how many clips files have, by their times (files,); one if they are NaN."""
 
     @abstractmethod
@@ -147,7 +148,7 @@ class ClipDataset(DeclaresDraws):
         found = {**{key: value for key, value in sample.items() if key != name}, **found}
         return found if self.transform is None else self.transform(found)
 
-    def _field_of(self, sample: Any) -> str:
+    def _field_of(self, sample: object) -> str:
         if self.field is not None and isinstance(sample, Mapping) and self.field in sample:
             return self.field
         names = list(sample) if isinstance(sample, Mapping) else []
@@ -182,7 +183,7 @@ def start_of_clip(clips: str, clip: int, whole: float, length: float) -> float:
     return room / 2 if clips == "middle" else clip * length
 
 
-def _is_urls(source: Any) -> TypeGuard[Urls]:
+def _is_urls(source: object) -> TypeGuard[Urls]:
     """Return whether a source is a path or URL, or a list of them, rather than a dataset."""
     if isinstance(source, list | tuple) and source:
         return isinstance(source[0], str | os.PathLike)

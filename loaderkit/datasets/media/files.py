@@ -36,7 +36,7 @@ class MediaFiles(DeclaresDraws):
         self,
         urls: Urls,
         suffixes: Sequence[str],
-        labels: Literal["folder"] | Sequence[Any] | None,
+        labels: Literal["folder"] | Sequence[object] | None,
         storage: Storage | None,
     ) -> None:
         paths = expand(urls, (*suffixes, *(suffix.upper() for suffix in suffixes)), storage)

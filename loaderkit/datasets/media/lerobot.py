@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from loaderkit.datasets.arrow.parquet import ParquetDataset
-from loaderkit.datasets.base import check_index, check_indices
+from loaderkit.datasets.base import Transform, check_index, check_indices
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.decode import decode_picture
 from loaderkit.datasets.media.content import MAX_FRAME_PIXELS
@@ -22,6 +22,7 @@ from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.digests import digest
+from loaderkit.system.types import Array
 
 _NEEDED = ("timestamp", "task_index")  # of each frame, to find its pictures and its task
 _CONVERT = "Convert it: python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=..."
@@ -74,7 +75,7 @@ class LeRobotDataset(DeclaresDraws):
         decoder: DecoderName = "pyav",
         tolerance_s: float = 1e-4,
         max_pixels: int | None = MAX_FRAME_PIXELS,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         storage: Storage | None = None,
     ) -> None:
         self.root, self.transform, self.storage = os.fspath(root).rstrip("/"), transform, storage
@@ -136,7 +137,7 @@ class LeRobotDataset(DeclaresDraws):
         chosen = digest(self._chosen, self._lengths, repr(self._columns))
         return f"lerobot-1 {os.path.basename(self.root)} {self.info['fps']} fps {chosen} {windows} by {self.decoder}"  # noqa: PTH119 - also a URL's
 
-    def _read(self, indices: Int64Array) -> list[dict[str, Any]]:
+    def _read(self, indices: Int64Array) -> list[dict[str, object]]:
         if not len(indices):
             return []
         episodes, frames = self._frames(indices)
@@ -190,7 +191,7 @@ class LeRobotDataset(DeclaresDraws):
         array = np.asarray(value, feature["dtype"])
         return array.reshape(shape) if shape != (1,) else array.reshape(())[()]
 
-    def _window(self, name: str, values: list[Any]) -> Any:
+    def _window(self, name: str, values: list[Any]) -> torch.Tensor | Array | list[Any]:
         found = [self._value(name, value) for value in values]
         if self._features[name]["dtype"] == "string":
             return found
@@ -258,7 +259,7 @@ class LeRobotDataset(DeclaresDraws):
             raise ValueError(f"LeRobotDataset: episodes are {chosen.tolist()}, wanted numbers from 0 to {total - 1}.")
         return chosen
 
-    def _read_episodes(self) -> dict[str, npt.NDArray[Any]]:
+    def _read_episodes(self) -> dict[str, Array]:
         columns = ["episode_index", "dataset_from_index", "dataset_to_index", "data/chunk_index", "data/file_index"]
         columns += [
             f"videos/{name}/{part}" for name in self._videos for part in ("chunk_index", "file_index", "from_timestamp")

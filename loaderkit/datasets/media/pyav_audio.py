@@ -7,7 +7,6 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import chain, islice
 from math import ceil
-from typing import Any
 
 import numpy as np
 
@@ -16,8 +15,10 @@ from loaderkit.datasets.media.content import TOLERANCE_S, Content
 from loaderkit.datasets.media.pyav_container import open_stream, pyav, start_of
 from loaderkit.datasets.media.pyav_length import Samples, is_rough, samples_of
 from loaderkit.datasets.media.pyav_packets import is_speech, opus_kept_back, packets_from, packets_from_start
+from loaderkit.datasets.media.pyav_types import AudioFrame, Container, Packet, Stream
 from loaderkit.datasets.media.waveform import Waveform, check_reaches, filled
 from loaderkit.files.storage import Storage
+from loaderkit.system.types import Array
 
 RUN_UP_S = 0.5  # decoded and dropped before a part: lossy codecs need earlier packets for their first samples
 _SPEECH_S = (
@@ -62,7 +63,7 @@ class AudioHeader:
         return self.samples.count + (0 if self.samples.is_exact else round(TOLERANCE_S * self.sample_rate))
 
 
-def read_audio_header(container: Any, stream: Any) -> AudioHeader:
+def read_audio_header(container: Container, stream: Stream) -> AudioHeader:
     """Read the header of an open stream; seek before decoding."""
     context = stream.codec_context
     rate, channels = int(context.sample_rate), int(context.channels)
@@ -73,7 +74,7 @@ def read_audio_header(container: Any, stream: Any) -> AudioHeader:
 class PyavAudio:
     """An open audio stream, an `AudioReader`."""
 
-    def __init__(self, container: Any, stream: Any) -> None:
+    def __init__(self, container: Container, stream: Stream) -> None:
         self._container, self._stream, self.format = container, stream, container.format.name
         self._header = header = read_audio_header(container, stream)
         self.sample_rate, self.samples, self.most = header.sample_rate, header.samples.count, header.most
@@ -110,7 +111,7 @@ class PyavAudio:
         low, high = self._clock.zero
         return replace(self._header, begin_s=self._header.begin_s + Fraction((low + high) / 2 / self.sample_rate))
 
-    def _parts(self, start: int, count: int) -> list[Any]:
+    def _parts(self, start: int, count: int) -> list[Array]:
         """Return pieces (C, T) of the wanted part, in the file's own format of samples."""
         lossy = self._stream.codec_context.codec.lossy
         longer_s = _SPEECH_S if self._is_opus else _PAGES_S
@@ -125,9 +126,9 @@ class PyavAudio:
                     pass
         return self._cut(None, self._frames(packets_from_start(self._container, self._stream)), start, count)
 
-    def _cut(self, at: int | None, frames: Iterator[tuple[Any, int]], start: int, count: int) -> list[Any]:
+    def _cut(self, at: int | None, frames: Iterator[tuple[AudioFrame, int]], start: int, count: int) -> list[Array]:
         """Return the wanted part of frames. `at` is the sample at which the first one begins; None means the first of the file."""
-        parts: list[Any] = []
+        parts: list[Array] = []
         for frame, _ in frames:
             if at is None:  # what comes before the stream's start is not heard
                 at = self._first_at(self._time(frame) or 0.0)
@@ -149,7 +150,7 @@ class PyavAudio:
         head = self._stream.codec_context.extradata or b""
         return -int.from_bytes(head[_PRE_SKIP], "little") if self._is_opus and time < -self._tick else 0
 
-    def _run_from(self, seek_to: int, start: int, until: int) -> tuple[int | None, Iterator[tuple[Any, int]]]:
+    def _run_from(self, seek_to: int, start: int, until: int) -> tuple[int | None, Iterator[tuple[AudioFrame, int]]]:
         """Seek to a sample or before it, and return the frames from there on, and the sample with which they begin, if that is known.
 
         If that is after `start`, the frames may be none.
@@ -170,7 +171,7 @@ class PyavAudio:
                 return None, frames
             return self._header.samples.before.get(first[0].pts, round(at)), chain([first], frames)
         until += ceil(2 * self._tick)
-        found: list[tuple[Any, int]] = []
+        found: list[tuple[AudioFrame, int]] = []
         run: list[tuple[float | None, int]] = []
         timed = 0
         for frame, samples in frames:
@@ -198,7 +199,7 @@ class PyavAudio:
         first = islice(self._frames(packets_from_start(self._container, self._stream)), _FIRST_FRAMES)
         return Rounded.of([(self._time(frame), samples) for frame, samples in first], self._tick)
 
-    def _frames(self, packets: Iterator[Any] | None, *, sought: bool = False) -> Iterator[tuple[Any, int]]:
+    def _frames(self, packets: Iterator[Packet] | None, *, sought: bool = False) -> Iterator[tuple[AudioFrame, int]]:
         """Decode packets to frames, each with the samples from its time to that of the next one.
 
         Args:
@@ -223,7 +224,7 @@ class PyavAudio:
                     )
                 pieces -= 1
 
-    def _time(self, frame: Any) -> float | None:
+    def _time(self, frame: AudioFrame) -> float | None:
         """Return when a frame begins, in samples since the stream's start, if that is known."""
         if frame.pts is None:
             return None
@@ -237,7 +238,7 @@ def open_audio(content: Content, storage: Storage | None = None) -> Iterator[Pya
         yield PyavAudio(container, stream)
 
 
-def _floats(given: Any) -> Waveform:
+def _floats(given: Array) -> Waveform:
     """Return samples (C, T) of any format from -1 to 1."""
     found: Waveform = given.astype(np.float32)
     if given.dtype == np.uint8:

@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from fractions import Fraction
 from functools import cache
 from importlib import import_module
-from typing import Any
+from types import ModuleType
 
 from loaderkit.datasets.media.content import Content, Kind, open_content
+from loaderkit.datasets.media.pyav_types import Container, Stream
 from loaderkit.files.storage import Storage
 
 _FAR_S = 3600  # no packet is so far before a stream's start
@@ -16,7 +17,7 @@ _ALONE = {"protocol_whitelist": "none"}  # a playlist in the place of a file ope
 
 
 @cache
-def pyav() -> Any:
+def pyav() -> ModuleType:
     """Import PyAV.
 
     Raises:
@@ -37,7 +38,7 @@ def is_pyav_19() -> bool:
 
 
 @contextmanager
-def open_stream(content: Content, kind: Kind, storage: Storage | None = None) -> Iterator[tuple[Any, Any]]:
+def open_stream(content: Content, kind: Kind, storage: Storage | None = None) -> Iterator[tuple[Container, Stream]]:
     """Open the first stream of a kind, as a container and a stream of PyAV; a cover picture is no video.
 
     Args:
@@ -67,13 +68,13 @@ def pyav_version() -> str:
     return f"pyav {pyav().__version__}"
 
 
-def start_of(stream: Any) -> Fraction:
+def start_of(stream: Stream) -> Fraction:
     """Return the time at which a stream starts, in seconds of its own clock."""
     start: Fraction = (stream.start_time or 0) * stream.time_base
     return start
 
 
-def seek(container: Any, stream: Any, stamp: int) -> bool:
+def seek(container: Container, stream: Stream, stamp: int) -> bool:
     """Go to the keyframe before a time of the stream's clock, and return whether that was possible.
 
     FFmpeg refuses some places near the end of formats without an index, such as FLAC.
@@ -85,7 +86,7 @@ def seek(container: Any, stream: Any, stamp: int) -> bool:
     return True
 
 
-def seek_to_start(container: Any, stream: Any) -> None:
+def seek_to_start(container: Container, stream: Stream) -> None:
     """Go back to the first packet of a stream, as if nothing was read.
 
     A seek to 0 goes to the first packet that is heard. Packets before it prepare the decoder: AAC in MP4 and Opus in WebM have one.
@@ -97,7 +98,7 @@ def seek_to_start(container: Any, stream: Any) -> None:
         container.seek(0, unsupported_byte_offset=True)  # FLV without an index
 
 
-def _stream(container: Any, kind: Kind) -> Any:
+def _stream(container: Container, kind: Kind) -> Stream:
     found = [each for each in container.streams if each.type == kind]
     found = [each for each in found if not each.disposition & type(each.disposition).attached_pic]
     if not found:

@@ -5,9 +5,9 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import islice
-from typing import Any
 
 from loaderkit.datasets.media.pyav_container import pyav, seek, seek_to_start, start_of
+from loaderkit.datasets.media.pyav_types import Container, Stream
 
 # These formats have no index. They do not say how long they are, and FFmpeg guesses it from the size of the file.
 WITHOUT_INDEX = {"mp3", "aac", "ac3", "eac3", "dts", "amr", "h264", "hevc", "mpeg", "mpegts"}
@@ -39,7 +39,7 @@ class Samples:
         return (stamp - stamps[0]) * self.tick_s - Fraction(self.before[stamp], rate)
 
 
-def seconds_of(container: Any, stream: Any) -> Fraction:
+def seconds_of(container: Container, stream: Stream) -> Fraction:
     """Return how long a stream of video is, as its file says; if the file does not say it, by the times of its packets.
 
     Seek before reading: afterwards the container may be at its end.
@@ -59,7 +59,7 @@ def seconds_of(container: Any, stream: Any) -> Fraction:
     return max(said, (max(ends) - (stream.start_time or 0)) * stream.time_base) if ends else said
 
 
-def first_shown(container: Any, stream: Any) -> int:
+def first_shown(container: Container, stream: Stream) -> int:
     """Return the time at which the first frame of a stream of video begins, in the stream's clock."""
     start: int = stream.start_time or 0
     if container.format.name != "avi" or not stream.codec_context.has_b_frames:
@@ -69,7 +69,7 @@ def first_shown(container: Any, stream: Any) -> int:
     return min(first, default=start)
 
 
-def samples_of(container: Any, stream: Any, rate: int) -> Samples:
+def samples_of(container: Container, stream: Stream, rate: int) -> Samples:
     """Return how many samples a stream of audio has; read and raise as `seconds_of`."""
     if container.format.name in WITHOUT_INDEX:
         return _counted(container, stream, rate)
@@ -81,13 +81,13 @@ def samples_of(container: Any, stream: Any, rate: int) -> Samples:
     return Samples(round(said * rate), is_exact=not rough)
 
 
-def is_rough(stream: Any, rate: int) -> bool:
+def is_rough(stream: Stream, rate: int) -> bool:
     """Return whether a stream's clock is too rough to tell samples: Matroska and WebM round times to a millisecond."""
     tick = stream.time_base
     return bool(rate > tick.denominator and tick.numerator == 1)  # a tick of AVI is a packet
 
 
-def _said(container: Any, stream: Any) -> Fraction | None:
+def _said(container: Container, stream: Stream) -> Fraction | None:
     if stream.duration:
         found: Fraction = stream.duration * stream.time_base
         return found
@@ -102,13 +102,13 @@ def _said(container: Any, stream: Any) -> Fraction | None:
     return max(end - start_of(stream), Fraction(0)) or None
 
 
-def _unheard(container: Any, stream: Any) -> Fraction:
+def _unheard(container: Container, stream: Stream) -> Fraction:
     """Return the seconds before a stream's start that its first packet has, if nothing was read: what the encoder added."""
     first = next((packet.pts for packet in container.demux(stream) if packet.pts is not None), None)
     return max(start_of(stream) - first * stream.time_base, Fraction(0)) if first is not None else Fraction(0)
 
 
-def _between_packets(container: Any, stream: Any, each: Fraction) -> Fraction:
+def _between_packets(container: Container, stream: Stream, each: Fraction) -> Fraction:
     """Return the time from a stream's first packet to the end of its last one; `each`: the length of one that does not say it."""
     first, last = None, None
     for packet in container.demux(stream):
@@ -122,7 +122,7 @@ def _between_packets(container: Any, stream: Any, each: Fraction) -> Fraction:
     return found
 
 
-def _counted(container: Any, stream: Any, rate: int) -> Samples:
+def _counted(container: Container, stream: Stream, rate: int) -> Samples:
     """Count the samples of all packets, less those that the packets say to drop."""
     count, tick = 0, rate * stream.time_base
     before: dict[int, int] = {}
@@ -141,9 +141,9 @@ def _counted(container: Any, stream: Any, rate: int) -> Samples:
             before[stamp] = count
         count += samples
         first, last = first or packet, packet
-    for packet in (first, last) if first is not last else (first,):
-        if packet is not None and packet.has_sidedata("skip_samples"):  # how many to drop at its start, and at its end
-            count -= sum(struct.unpack_from("<II", bytes(packet.get_sidedata("skip_samples"))))
+    for edge in (first, last) if first is not last else (first,):
+        if edge is not None and edge.has_sidedata("skip_samples"):  # how many to drop at its start, and at its end
+            count -= sum(struct.unpack_from("<II", bytes(edge.get_sidedata("skip_samples"))))
     if not count:
         raise ValueError("it ends before its first packet")
     return Samples(max(count, 0), before=before, tick_s=stream.time_base)

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import dropwhile
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ from loaderkit.datasets.media.content import MAX_FRAME_PIXELS, TOLERANCE_S, Cont
 from loaderkit.datasets.media.pyav_container import open_stream, pyav, seek
 from loaderkit.datasets.media.pyav_length import first_shown, seconds_of
 from loaderkit.datasets.media.pyav_packets import packets_from_start, packets_walked
+from loaderkit.datasets.media.pyav_types import Container, Stream, VideoFrame
 from loaderkit.files.storage import Storage
 
 _SEEK_FRAMES = 10  # a seek takes longer than decoding fewer
@@ -47,7 +47,7 @@ class VideoHeader:
             raise ValueError("it has no frame rate")
 
 
-def read_video_header(container: Any, stream: Any, max_pixels: int | None) -> VideoHeader:
+def read_video_header(container: Container, stream: Stream, max_pixels: int | None) -> VideoHeader:
     """Read the header of an open stream; seek before decoding.
 
     Raises:
@@ -62,7 +62,7 @@ def read_video_header(container: Any, stream: Any, max_pixels: int | None) -> Vi
 class PyavVideo:
     """An open video stream, a `VideoReader`."""
 
-    def __init__(self, container: Any, stream: Any, max_pixels: int | None) -> None:
+    def __init__(self, container: Container, stream: Stream, max_pixels: int | None) -> None:
         self._container, self._stream, self._max_pixels = container, stream, max_pixels
         reformatter = pyav().video.reformatter
         self._convert, kind = reformatter.VideoReformatter().reformat, reformatter.Interpolation
@@ -73,7 +73,7 @@ class PyavVideo:
         self.seconds, self.fps = header.seconds, header.fps
 
     def read(self, times: Sequence[float]) -> tuple[Tensor, list[float]]:
-        shown: list[Any] = []
+        shown: list[VideoFrame] = []
         while len(shown) < len(times):
             shown += self._shown(times[len(shown) :])
         first = shown[0]
@@ -86,7 +86,7 @@ class PyavVideo:
         starts = [self._time(frame) for frame in shown]
         return torch.from_numpy(_upright(pictures, first.rotation, is_mirrored(first))), starts
 
-    def _shown(self, times: Sequence[float]) -> list[Any]:
+    def _shown(self, times: Sequence[float]) -> list[VideoFrame]:
         """Return the frames shown at the first of these times, up to a time that another seek reaches sooner."""
         for earlier in _EARLIER_S:
             if times[0] - earlier > 0:
@@ -98,8 +98,8 @@ class PyavVideo:
             raise ValueError("it has no frames")
         return shown
 
-    def _shown_from(self, seek_to: float, times: Sequence[float]) -> list[Any]:
-        shown: list[Any] = []
+    def _shown_from(self, seek_to: float, times: Sequence[float]) -> list[VideoFrame]:
+        shown: list[VideoFrame] = []
         last = None
         for frame in self._frames_from(seek_to):
             if frame.pts is None:
@@ -121,7 +121,7 @@ class PyavVideo:
             )
         return shown + [last] * (len(times) - len(shown))
 
-    def _frames_from(self, seek_to: float) -> Iterator[Any]:
+    def _frames_from(self, seek_to: float) -> Iterator[VideoFrame]:
         """Decode from a time on, or from the keyframe before it; nothing if FFmpeg does not seek there."""
         container, stream = self._container, self._stream
         if not seek_to:
@@ -144,7 +144,7 @@ class PyavVideo:
         number = index.search_timestamp(self._stamp(time)) if len(index) else -1
         return number >= 0 and index[number].timestamp > self._stamp(now + _SEEK_FRAMES / self.fps)
 
-    def _pixels(self, frame: Any, first: Any) -> Frames:
+    def _pixels(self, frame: VideoFrame, first: VideoFrame) -> Frames:
         check_frame(frame.width, frame.height, self._max_pixels)
         if frame.is_corrupt:
             raise ValueError(f"its frame at {self._time(frame):.3f} s is damaged")
@@ -155,7 +155,7 @@ class PyavVideo:
         pixels: Frames = self._convert(frame, format="rgb24", interpolation=self._exact, threads=1).to_ndarray()
         return pixels
 
-    def _time(self, frame: Any) -> float:
+    def _time(self, frame: VideoFrame) -> float:
         return float((frame.pts - self._begin) * self._tick)
 
     def _stamp(self, seconds: float) -> int:
@@ -171,7 +171,7 @@ def open_video(
         yield PyavVideo(container, stream, max_pixels)
 
 
-def is_mirrored(frame: Any) -> bool:
+def is_mirrored(frame: VideoFrame) -> bool:
     """Return whether a frame is to be shown mirrored, as front cameras write it: its display matrix has a negative determinant."""
     matrix = frame.side_data.get("DISPLAYMATRIX")
     if matrix is None:

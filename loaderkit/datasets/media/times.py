@@ -4,9 +4,8 @@ import functools
 import io
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -80,7 +79,7 @@ def _read_span(read: Callable[[int], tuple[float, float]], span: tuple[int, int]
     return times
 
 
-def _load(path: Path, about: dict[str, Any], size: int) -> Times | None:
+def _load(path: Path, about: Mapping[str, object], size: int) -> Times | None:
     """Return the times in a file, or None if there is no such file, or it is damaged."""
     try:
         with np.load(io.BytesIO(path.read_bytes())) as file:

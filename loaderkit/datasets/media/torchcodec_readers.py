@@ -12,6 +12,7 @@ from fractions import Fraction
 from functools import cache, partial
 from importlib import import_module
 from itertools import islice
+from types import ModuleType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -53,7 +54,7 @@ _HEAD = 36  # bytes of a file; in Ogg the header of Opus begins at 28
 
 
 @cache
-def torchcodec() -> Any:
+def torchcodec() -> ModuleType:
     """Import torchcodec.
 
     Raises:

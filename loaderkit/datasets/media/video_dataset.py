@@ -1,14 +1,13 @@
 """Video as clips of a few frames."""
 
 import os
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from loaderkit.datasets.base import MapStyle
+from loaderkit.datasets.base import MapStyle, Transform
 from loaderkit.datasets.images.checks import check_max_pixels
 from loaderkit.datasets.media.clips import CACHE_DIR, ClipDataset, Labels, start_of_clip
 from loaderkit.datasets.media.content import MAX_FRAME_PIXELS, Content
@@ -18,6 +17,7 @@ from loaderkit.datasets.media.pyav_video import read_video_header
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.types import Array
 from loaderkit.system.worker_info import in_worker_process
 
 _CLIPS = ("random", "middle", "even", "all")
@@ -91,7 +91,7 @@ class VideoDataset(ClipDataset):
         max_pixels: int | None = MAX_FRAME_PIXELS,
         decoder: DecoderName = "pyav",
         device: torch.device | str = "cpu",
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         storage: Storage | None = None,
         cache_dir: str | os.PathLike[str] | None = CACHE_DIR,
         jobs: int = 1,
@@ -127,7 +127,7 @@ class VideoDataset(ClipDataset):
             header = read_video_header(container, stream, self.max_pixels)
         return header.seconds, header.fps
 
-    def _counts(self, seconds: Any, rates: Any) -> Int64Array:
+    def _counts(self, seconds: Array, rates: Array) -> Int64Array:
         frames = np.round(np.nan_to_num(seconds / self._step(rates)))
         counts: Int64Array = np.maximum(np.ceil(frames / self.frames), 1).astype(np.int64)
         return counts
@@ -136,7 +136,7 @@ class VideoDataset(ClipDataset):
         pace = f"stride {self.stride}" if self.fps is None else f"{self.fps:g} fps"
         return f"clips of {self.frames} frames, {pace}"
 
-    def _step(self, rates: Any) -> Any:
+    def _step(self, rates: Array | float) -> Any:
         """Return the seconds between two frames of a clip, for videos of these rates."""
         return self.stride / rates if self.fps is None else 1 / self.fps
 
@@ -152,7 +152,7 @@ class VideoDataset(ClipDataset):
         }
 
     def _open(self, content: Content) -> AbstractContextManager[VideoReader]:
-        settings: dict[str, Any] = {"max_pixels": self.max_pixels}
+        settings: dict[str, object] = {"max_pixels": self.max_pixels}
         if self.device.type != "cpu":
             if in_worker_process():
                 raise RuntimeError(
@@ -165,7 +165,7 @@ class VideoDataset(ClipDataset):
     def _decoded_by(self) -> str:
         return self.decoder if self.device.type == "cpu" else f"{self.decoder} on {self.device.type}"
 
-    def _wanted(self, video: VideoReader, clip: int) -> Any:
+    def _wanted(self, video: VideoReader, clip: int) -> Array:
         """Return the times of a clip's frames (frames,)."""
         numbers = np.arange(self.frames)
         if self.clips == "even":

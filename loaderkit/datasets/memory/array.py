@@ -7,7 +7,6 @@ from operator import itemgetter
 from typing import Any, Generic
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.utils.data as torch_data
 from torch import Tensor
@@ -23,6 +22,7 @@ from loaderkit.system.arrays import Int64Array, native
 from loaderkit.system.batch_memory import LARGE, empty_array, new_empty
 from loaderkit.system.overrides import is_map_style
 from loaderkit.system.tables import Rows, by_position, frame_way_out, is_frame
+from loaderkit.system.types import Array
 
 Columns = Any  # a tensor, array or sequence, or a tuple or dict of them, nested
 
@@ -126,7 +126,7 @@ def in_memory(dataset: Any) -> bool:
     return type(dataset) in (Tensor, np.ndarray) and _is_in_memory(dataset)
 
 
-def take(array: npt.NDArray[Any], rows: Int64Array) -> npt.NDArray[Any]:
+def take(array: Array, rows: Int64Array) -> Array:
     """Return rows (B, *) of a contiguous array; raise an IndexError if a row is out of range."""
     is_large = len(rows) * array.strides[0] >= LARGE and array.dtype.kind in "biufc"
     if not is_large or rows.min() < 0 or rows.max() >= len(array):
@@ -182,7 +182,7 @@ def _gather(column: Any, indices: Int64Array) -> Any:
     return [column[index] for index in indices.tolist()]
 
 
-def _is_numbers(column: Any) -> bool:
+def _is_numbers(column: object) -> bool:
     """Return whether a column's gathered rows are a tensor, or an array that becomes one."""
     return isinstance(column, _TensorColumn) or (isinstance(column, np.ndarray) and column.dtype.kind in "biufc")
 
@@ -191,7 +191,7 @@ def _as_tensor(rows: Any) -> Tensor:
     return torch.from_numpy(native(rows)) if isinstance(rows, np.ndarray) else rows
 
 
-def _is_in_memory(column: Any) -> bool:
+def _is_in_memory(column: object) -> bool:
     if isinstance(column, _TensorColumn):
         column = column.tensor
     if isinstance(column, Tensor):
@@ -203,7 +203,7 @@ def _is_in_memory(column: Any) -> bool:
     return not isinstance(column, mmap.mmap)
 
 
-def _map_columns(columns: Columns, function: Callable[[Any], Any]) -> Any:
+def _map_columns(columns: Columns, function: Callable[[Any], object]) -> Any:
     """Return the same structure with `function(leaf)` in the place of each leaf."""
     if isinstance(columns, dict):
         return {name: _map_columns(column, function) for name, column in columns.items()}

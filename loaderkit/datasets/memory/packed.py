@@ -19,7 +19,7 @@ class Packed:
     them in shared memory.
     """
 
-    def __init__(self, objects: Iterable[Any], what: str) -> None:
+    def __init__(self, objects: Iterable[object], what: str) -> None:
         packed, ends = bytearray(), array("q", [0])
         for number, value in enumerate(objects):
             try:

@@ -1,11 +1,11 @@
 """Many small records in memory that worker processes share."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from loaderkit.datasets.base import check_index, check_indices
+from loaderkit.datasets.base import Transform, check_index, check_indices
 from loaderkit.datasets.memory.packed import Packed
 from loaderkit.sampling.fingerprint import spread_rows
 from loaderkit.seeding.draws import DeclaresDraws
@@ -36,7 +36,7 @@ class RecordDataset(DeclaresDraws):
         {'text': ['a', 'bc'], 'label': tensor([1, 2])}
     """
 
-    def __init__(self, records: Iterable[Any], *, transform: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, records: Iterable[object], *, transform: Transform | None = None) -> None:
         if is_frame(records) or isinstance(records, Mapping):
             way_out = frame_way_out(records) or "The values of a dict are dict.values()."
             raise TypeError(
@@ -63,7 +63,7 @@ class RecordDataset(DeclaresDraws):
         return digest(f"{len(self)}\x1f{text}")
 
 
-def _describe(value: Any) -> str:
+def _describe(value: object) -> str:
     """Return a text for a record that is the same in every process; an object's own repr may hold its address."""
     if isinstance(value, dict):
         return f"{{{','.join(f'{_describe(key)}:{_describe(entry)}' for key, entry in value.items())}}}"

@@ -104,13 +104,13 @@ class SharedDict(Mapping[K, V]):
         return f"SharedDict({len(self):,} records, {self._keys.size_bytes + self._values.size_bytes:,} bytes)"
 
 
-def _hash(key: Any) -> int:
+def _hash(key: object) -> int:
     """Return a hash that is the same in every process, unlike Python's hash of a string."""
     digest = hashlib.blake2b(_encode(key), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
-def _encode(key: Any) -> bytes:
+def _encode(key: object) -> bytes:
     if isinstance(key, str):
         return b"s" + key.encode(errors="surrogatepass")
     if isinstance(key, int):

@@ -105,7 +105,7 @@ class RowEncoder(ABC):
         return self.settings.placeholders
 
     @abstractmethod
-    def read(self, record: Any) -> tuple[Any, list[Part]]:
+    def read(self, record: object) -> tuple[Any, list[Part]]:
         """Return the content of a record, and its pictures."""
 
     @abstractmethod
@@ -150,14 +150,14 @@ class RowEncoder(ABC):
             return Row(ids, mask, np.empty((0, 2), dtype=np.int64))
         return self.placeholders.spread(ids, mask, sizes)
 
-    def __call__(self, record: Any) -> dict[str, Any]:
+    def __call__(self, record: object) -> dict[str, Any]:
         content, parts = self.read(record)
         images = self.placeholders.decode(parts) if self.placeholders else []
         row, left = self.row(content, [(image.shape[1], image.shape[2]) for image in images])
         sample = self.sample(row)
         return {**sample, "images": images[left]} if self.placeholders else sample
 
-    def count(self, record: Any) -> int:
+    def count(self, record: object) -> int:
         """Return the tokens of a record's sample. Of its pictures only the headers are read."""
         content, parts = self.read(record)
         row, _ = self.row(content, self.placeholders.measure(parts) if self.placeholders else [])
@@ -178,7 +178,7 @@ class _Count:
     def draws_nothing(self) -> bool:
         return draws_nothing(self.encoder)
 
-    def __call__(self, record: Any) -> int:
+    def __call__(self, record: object) -> int:
         return self.encoder.count(record)
 
     def fingerprint(self) -> str:
@@ -193,7 +193,7 @@ class RowDataset(EncodedDataset[dict[str, Any]]):
         return EncodedDataset(self.dataset, _Count(self.transform))  # type: ignore[arg-type]  # it is called as a transform is
 
 
-def records_of(source: Any, owner: str) -> Any:
+def records_of(source: object, owner: str) -> Any:
     """Return a dataset of records, with a fingerprint if it is a `datasets.Dataset`."""
     if is_theirs(source):
         return HFDataset(source)

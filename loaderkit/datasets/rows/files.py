@@ -51,7 +51,7 @@ class FileReader:
         check_max_pixels(self.owner, self.max_pixels)
         check_decoder(self.owner, self.decoder)
 
-    def find(self, value: Any) -> bytes | str:
+    def find(self, value: object) -> bytes | str:
         """Return the bytes in a value, or the path or URL of its file.
 
         Args:

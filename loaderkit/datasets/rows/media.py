@@ -1,7 +1,7 @@
 """Rows whose fields name files of pictures, audio or video, with the files decoded."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -74,8 +74,8 @@ class MediaDataset(NamedRows[dict[str, Any]]):
         outside: bool = False,
         max_pixels: int | None = MAX_PIXELS,
         decoder: PictureDecoder | None = None,
-        audio: Mapping[str, Any] | None = None,
-        video: Mapping[str, Any] | None = None,
+        audio: Mapping[str, object] | None = None,
+        video: Mapping[str, object] | None = None,
     ) -> None:
         name = type(self).__name__
         wrong = [kind for kind in fields.values() if kind not in get_args(Kind)]
@@ -112,14 +112,14 @@ class _Loaded:
     def draws_only_sample_rng(self) -> bool:
         return True
 
-    def __call__(self, row: Any) -> dict[str, Any]:
+    def __call__(self, row: Any) -> dict[str, object]:
         missing = [name for name in self.fields if not isinstance(row, Mapping) or name not in row]
         if missing:
             found = f"the fields {list(row)}" if isinstance(row, Mapping) else f"the type {type(row).__name__}"
             raise ValueError(f"{self.files.owner}: a row has {found}, wanted a dict with {missing}")
         return {name: self._field(value, name) if name in self.fields else value for name, value in row.items()}
 
-    def _field(self, value: Any, name: str) -> Any:
+    def _field(self, value: object, name: str) -> Any:
         kind = self.fields[name]
         if kind == "parts":
             return self._parts(value, f"field {name!r}")
@@ -127,7 +127,7 @@ class _Loaded:
             return [self._one(file, kind, f"field {name!r}[{number}]") for number, file in enumerate(value)]
         return self._one(value, kind, f"field {name!r}")
 
-    def _one(self, value: Any, kind: str, place: str) -> Any:
+    def _one(self, value: object, kind: str, place: str) -> object:
         if value is None:
             return None
         with naming(place):
@@ -139,7 +139,7 @@ class _Loaded:
             with naming("the file" if isinstance(found, bytes) else found):
                 return self.clips[kind].decode(found)
 
-    def _parts(self, value: Any, place: str) -> Any:
+    def _parts(self, value: object, place: str) -> Any:
         """Return the content of a message, or messages, with the files of its parts."""
         if not is_list(value):
             return value
@@ -157,7 +157,9 @@ class _Loaded:
         return made
 
 
-def _clip_reader(owner: str, make: Any, settings: Mapping[str, Any], storage: Storage | None) -> ClipDataset:
+def _clip_reader(
+    owner: str, make: Callable[..., ClipDataset], settings: Mapping[str, object], storage: Storage | None
+) -> ClipDataset:
     """Return a dataset without files that has these settings."""
     known = {"clip_s", "clips", "sample_rate", "mono", "max_s", "decoder", "frames", "fps", "stride", "max_pixels"}
     if settings.get("clips") == "all" or not settings.keys() <= known:

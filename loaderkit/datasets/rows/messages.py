@@ -27,8 +27,8 @@ class Chat:
     """A conversation: its messages, its tools, and its values for the variables of the template."""
 
     messages: list[Message]
-    tools: list[dict[str, Any]] | None = None
-    values: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[Mapping[str, object]] | None = None
+    values: Mapping[str, object] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -63,15 +63,16 @@ class Columns:
                     f"{self.owner}: columns has {name!r}, wanted one of {', '.join(self.known)}.{did_you_mean(name, self.known)}"
                 )
 
-    def check(self, record: Any) -> None:
-        """Raise a ValueError if a record is no dict, or lacks a column that the user names."""
+    def checked(self, record: object) -> Mapping[str, object]:
+        """Return a record; raise a ValueError if it is no dict, or lacks a column that the user names."""
         if not isinstance(record, Mapping):
             raise ValueError(f"{self.owner}: a record is of type {type(record).__name__}, wanted a dict.")
         missing = [column for column in self.names.values() if column not in record]
         if missing:
             raise ValueError(f"{self.owner}: a record has no {missing} (columns=), its fields are {list(record)}.")
+        return record
 
-    def get(self, record: Mapping[str, Any], name: str) -> Any:
+    def get(self, record: Mapping[str, object], name: str) -> Any:
         """Return the field with this standard name; None if the record does not have it."""
         return record.get(self.names.get(name, name))
 
@@ -89,13 +90,13 @@ CHAT_COLUMNS = (
 )
 
 
-def read_chat(record: Any, columns: Columns, roles: Mapping[str, str], *, pictures: bool = False) -> Chat:
+def read_chat(record: object, columns: Columns, roles: Mapping[str, str], *, pictures: bool = False) -> Chat:
     """Return the conversation of a record; with `pictures` its messages may have parts.
 
     Raises:
         ValueError: If the record has none of the layouts, or a message is damaged.
     """
-    columns.check(record)
+    record = columns.checked(record)
     turns = columns.get(record, "messages")
     if turns is None:
         turns = columns.get(record, "conversations")
@@ -109,7 +110,7 @@ def read_chat(record: Any, columns: Columns, roles: Mapping[str, str], *, pictur
     return with_tools(read_messages(turns, roles, columns.owner, pictures=pictures), record, columns)
 
 
-def with_tools(messages: list[Message], record: Mapping[str, Any], columns: Columns) -> Chat:
+def with_tools(messages: list[Message], record: Mapping[str, object], columns: Columns) -> Chat:
     """Return messages with the record's own tools and template values."""
     tools = columns.get(record, "tools")
     if isinstance(tools, str):
@@ -127,7 +128,7 @@ def with_tools(messages: list[Message], record: Mapping[str, Any], columns: Colu
     return Chat(messages, list(tools) if tools is not None else None, values)
 
 
-def read_messages(turns: Any, roles: Mapping[str, str], owner: str, *, pictures: bool = False) -> list[Message]:
+def read_messages(turns: object, roles: Mapping[str, str], owner: str, *, pictures: bool = False) -> list[Message]:
     """Return messages with `role` and `content` from those of either style; check each.
 
     With `pictures`, a content may be a list of parts: texts, and the pictures that a template leaves place for.
@@ -142,7 +143,7 @@ def read_messages(turns: Any, roles: Mapping[str, str], owner: str, *, pictures:
     return [_message(number, turn, roles, owner, pictures) for number, turn in enumerate(turns)]
 
 
-def _message(number: int, turn: Any, roles: Mapping[str, str], owner: str, pictures: bool) -> Message:
+def _message(number: int, turn: object, roles: Mapping[str, str], owner: str, pictures: bool) -> Message:
     if not isinstance(turn, Mapping):
         raise ValueError(f"{owner}: message {number} is of type {type(turn).__name__}, wanted a dict.")
     message = {key: value for key, value in turn.items() if value is not None}  # Arrow fills in None
@@ -184,7 +185,7 @@ def check_text(text: str, what: str, owner: str) -> None:
         ) from None
 
 
-def _part(part: Any, place: str) -> Any:
+def _part(part: Any, place: str) -> object:
     """Return a checked part without what Arrow fills in: templates ask whether a part has the key "image"."""
     if is_text(part, place):
         return {"type": "text", "text": part} if isinstance(part, str) else {"type": "text", "text": part["text"]}
@@ -192,7 +193,7 @@ def _part(part: Any, place: str) -> Any:
     return {key: value for key, value in part.items() if value is not None}
 
 
-def _alpaca(record: Mapping[str, Any], columns: Columns) -> list[Message]:
+def _alpaca(record: Mapping[str, object], columns: Columns) -> list[Message]:
     """Return the messages of a record with `instruction`, `input` and `output`; the input follows on a new line."""
     asked, given = columns.get(record, "instruction"), columns.get(record, "input")
     system, history = columns.get(record, "system"), columns.get(record, "history")

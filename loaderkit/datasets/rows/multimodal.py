@@ -69,7 +69,7 @@ class MultimodalDataset(RowDataset):
     def __init__(
         self,
         source: MapStyle,
-        tokenizer: Any,
+        tokenizer: object,
         pictures: Pictures,
         *,
         columns: Mapping[str, str] | None = None,
@@ -111,9 +111,9 @@ class _Encoder(RowEncoder):
     def draws_nothing(self) -> bool:
         return self._is_theirs() or draws(self.tokenizer) is Draws.NOTHING
 
-    def read(self, record: Any) -> tuple[list[str | None], list[Part]]:
+    def read(self, record: object) -> tuple[list[str | None], list[Part]]:
         """Return the texts, with None for each picture, and the pictures."""
-        self.columns.check(record)
+        record = self.columns.checked(record)
         content = self.columns.get(record, "content")
         content = self._side_by_side(record) if content is None else content
         if not is_list(content):
@@ -137,7 +137,7 @@ class _Encoder(RowEncoder):
         ids = np.concatenate([*pieces, [] if self.end is None else [self.end]]).astype(np.int64)
         return self.cut(self.spread(ids, np.ones(len(ids), dtype=bool), sizes))
 
-    def _side_by_side(self, record: Mapping[str, Any]) -> list[Any]:
+    def _side_by_side(self, record: Mapping[str, object]) -> list[object]:
         """Return the parts of a record with `texts` and `images`."""
         texts, images = self.columns.get(record, "texts"), self.columns.get(record, "images")
         if not is_list(texts) or not is_list(images) or len(texts) != len(images):

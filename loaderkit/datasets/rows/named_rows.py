@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from loaderkit.datasets.base import Sample, check_index, read_many, reads_many
 from loaderkit.datasets.combine import MapDataset
@@ -25,13 +24,13 @@ class NamedRows(MapDataset[Sample]):
             raw = read_many(self.dataset, indices)
         return per_sample(lambda row: self._make(raw[row], int(indices[row])), range(len(raw)))
 
-    def _make(self, raw: Any, index: int) -> Sample:
+    def _make(self, raw: object, index: int) -> Sample:
         with naming(lambda: place_of(self.dataset, index) or f"sample {index:,}"):
             return self.transform(raw)
 
 
 @contextmanager
-def naming(place: str | Callable[[], Any]) -> Iterator[None]:
+def naming(place: str | Callable[[], object]) -> Iterator[None]:
     """Name a place in errors that are raised inside: an OSError stays one, with its cause, so that it may be tried again.
 
     Args:

@@ -8,12 +8,12 @@ import numpy as np
 Part = tuple[str, Any]  # the place in the row, for messages; and the reference of a file
 
 
-def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
     """Return whether a value is a list, a tuple or an array."""
     return isinstance(value, list | tuple | np.ndarray)
 
 
-def is_text(part: Any, place: str) -> bool:
+def is_text(part: object, place: str) -> bool:
     """Return whether a part is text: a string, or {"type": "text", "text": "..."}.
 
     Raises:
@@ -30,7 +30,7 @@ def is_text(part: Any, place: str) -> bool:
     return True
 
 
-def reference(part: Mapping[str, Any], place: str, kinds: Sequence[str] = ("image",)) -> tuple[str, Any]:
+def reference(part: Mapping[str, object], place: str, kinds: Sequence[str] = ("image",)) -> tuple[str, Any]:
     """Return the kind of a part that is no text, and the reference of its file; None if it has none.
 
     Raises:
@@ -53,7 +53,7 @@ def text_of(content: Any) -> str:
     return content if isinstance(content, str) else (content or {}).get("text") or ""
 
 
-def pictures_of(messages: Sequence[Mapping[str, Any]], listed: Any) -> list[Part]:
+def pictures_of(messages: Sequence[Mapping[str, object]], listed: object) -> list[Part]:
     """Return the pictures of a conversation in their order.
 
     Args:
@@ -65,7 +65,7 @@ def pictures_of(messages: Sequence[Mapping[str, Any]], listed: Any) -> list[Part
     return [*_pictures_in(messages, rest), *rest]
 
 
-def _pictures_in(messages: Sequence[Mapping[str, Any]], rest: Iterator[Part]) -> Iterator[Part]:
+def _pictures_in(messages: Sequence[Mapping[str, object]], rest: Iterator[Part]) -> Iterator[Part]:
     for number, message in enumerate(messages):
         content = message.get("content")
         for place, part in enumerate(content if is_list(content) else []):

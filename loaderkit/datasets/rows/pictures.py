@@ -154,7 +154,7 @@ class Placeholders:
         """Return the heights and widths of pictures, from their headers."""
         return [self._named(self.files.size, part) for part in parts]
 
-    def spread(self, ids: Int64Array, mask: Any, sizes: Sequence[tuple[int, int]]) -> Row:
+    def spread(self, ids: Int64Array, mask: object, sizes: Sequence[tuple[int, int]]) -> Row:
         """Return a row with as many placeholders as each picture has tokens, for ids (n,) with one for each picture.
 
         Args:
@@ -194,7 +194,7 @@ class Placeholders:
             return read(file)
 
 
-def id_of(token: str | int | None, tokenizer: Any, owner: str) -> int | None:
+def id_of(token: str | int | None, tokenizer: object, owner: str) -> int | None:
     """Return the id of a token that is given as text or as id; raise a ValueError if the tokenizer does not know it."""
     if not isinstance(token, str):
         return token

@@ -73,15 +73,15 @@ class PreferenceDataset(RowDataset):
     def __init__(
         self,
         source: MapStyle,
-        tokenizer: Any,
+        tokenizer: object,
         *,
         columns: Mapping[str, str] | None = None,
         roles: Mapping[str, str] | None = None,
         max_length: int | None = None,
         too_long: Cut = "error",
-        tools: Sequence[dict[str, Any] | Callable[..., Any]] | None = None,
+        tools: Sequence[Mapping[str, object] | Callable[..., object]] | None = None,
         chat_template: str | None = None,
-        template_values: Mapping[str, Any] | None = None,
+        template_values: Mapping[str, object] | None = None,
         date: datetime.date | None = None,
         pictures: Pictures | None = None,
     ) -> None:
@@ -117,8 +117,8 @@ class _Encoder(RowEncoder):
     template: ChatTemplate
     roles: Mapping[str, str]
 
-    def read(self, record: Any) -> tuple[Answers, list[Part]]:
-        self.columns.check(record)
+    def read(self, record: object) -> tuple[Answers, list[Part]]:
+        record = self.columns.checked(record)
         prompt, chosen, rejected = (self.columns.get(record, name) for name in ("prompt", "chosen", "rejected"))
         if chosen is None or rejected is None:
             raise ValueError(
@@ -171,7 +171,9 @@ class _Encoder(RowEncoder):
         start = min(common_prefix(alone, ids) for ids in both)
         return [(ids, start) for ids in both]
 
-    def _split(self, prompt: Any, chosen: Any, rejected: Any) -> tuple[list[Message], list[Message], list[Message]]:
+    def _split(
+        self, prompt: object, chosen: object, rejected: object
+    ) -> tuple[list[Message], list[Message], list[Message]]:
         """Return the messages of the prompt and of both answers."""
         better, worse = self._messages(chosen), self._messages(rejected)
         self._check_differ(better, worse)
@@ -196,11 +198,11 @@ class _Encoder(RowEncoder):
             )
         return asked, better, worse
 
-    def _messages(self, answer: Any) -> list[Message]:
+    def _messages(self, answer: object) -> list[Message]:
         turns = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
         return read_messages(turns, self.roles, self.owner, pictures=self.placeholders is not None)
 
-    def _check_differ(self, chosen: Any, rejected: Any) -> None:
+    def _check_differ(self, chosen: object, rejected: object) -> None:
         if chosen == rejected:
             raise ValueError(f"{self.owner}: the chosen and the rejected answer are the same, wanted a preference.")
 

@@ -59,8 +59,8 @@ class ChatTemplate:
     owner: str
     tokenizer: Any
     template: str | None = None
-    tools: Sequence[dict[str, Any] | Callable[..., Any]] | None = None
-    values: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[Mapping[str, object] | Callable[..., object]] | None = None
+    values: Mapping[str, object] = field(default_factory=dict)
     date: datetime.date | None = None
     needed: bool = True
 
@@ -197,7 +197,7 @@ class ChatTemplate:
             way_out = f"answers without white space at their start, {way_out}"
         return ValueError(f"{self.owner}: the tokens of an answer cannot be told from the rest: {why}. Give {way_out}.")
 
-    def _apply(self, chat: Chat, **settings: Any) -> Any:
+    def _apply(self, chat: Chat, **settings: object) -> Any:
         tools: Any = self.tools if chat.tools is None else chat.tools
         try:
             return self.tokenizer.apply_chat_template(
@@ -213,7 +213,7 @@ class ChatTemplate:
                 f"{', '.join(message['role'] for message in chat.messages)})."
             ) from error
 
-    def _source(self, tools: Any) -> str:
+    def _source(self, tools: object) -> str:
         """Return the text of the template, which may depend on whether there are tools."""
         source: str = self.tokenizer.get_chat_template(self.template, self.tools if tools is None else tools)
         day = self.date
@@ -242,11 +242,11 @@ def tokenizer_digest(tokenizer: Any) -> str:
     return _digest(content)
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     return digest(json.dumps(value, sort_keys=True, default=str))
 
 
-def common_prefix(left: Sequence[Any], right: Sequence[Any]) -> int:
+def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
     """Return how many items two sequences have in common at their start."""
     shorter = min(len(left), len(right))
     if left[:shorter] == right[:shorter]:
@@ -266,7 +266,7 @@ def _at(text: str, place: int) -> str:
     return repr(text[place : place + _SHOWN])
 
 
-def _schema(tool: Any) -> Any:
+def _schema(tool: object) -> object:
     """Return a tool's JSON schema. A function would have to be pickled."""
     if not callable(tool):
         return tool

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from loaderkit.datasets.ragged import Ragged
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.digests import digest
+from loaderkit.system.types import Array
 
-Tokens = npt.NDArray[Any]
+Tokens = Array
 
 
 class TokenSpans:
@@ -31,7 +31,7 @@ class TokenSpans:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         start = self.starts[index]
-        sample: dict[str, Any] = {"tokens": self.flat[start : start + self.sizes[index]]}
+        sample: dict[str, object] = {"tokens": self.flat[start : start + self.sizes[index]]}
         return sample if self.labels is None else {**sample, "label": int(self.labels[index])}
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
@@ -42,7 +42,7 @@ class TokenSpans:
         starts, sizes = self.starts[indices], self.sizes[indices]
         parts = [self.flat[start:end] for start, end in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
         offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]))
-        batch: dict[str, Any] = {"tokens": Ragged(torch.from_numpy(np.concatenate(parts)), offsets)}
+        batch: dict[str, object] = {"tokens": Ragged(torch.from_numpy(np.concatenate(parts)), offsets)}
         return batch if self.labels is None else {**batch, "label": torch.from_numpy(self.labels[indices])}
 
     def lengths(self) -> Int64Array:

@@ -17,7 +17,10 @@ from loaderkit.system.arrays import Int64Array
 _ERRORS = (RuntimeError, ValueError, OSError, IndexError)
 _UNKNOWN = "the library gives no reason"
 # For reads of single records: nothing is read ahead, and the library starts no threads.
-_OPTIONS: dict[str, Any] = {"options": "readahead_buffer_size:0,max_parallelism:0", "file_reader_buffer_size": 1 << 15}
+_OPTIONS: dict[str, object] = {
+    "options": "readahead_buffer_size:0,max_parallelism:0",
+    "file_reader_buffer_size": 1 << 15,
+}
 
 
 class ArrayRecordDataset(ShardedDataset):
@@ -104,7 +107,7 @@ class _Records:
             if self._reader is not None:
                 self._reader.close()
 
-    def _open(self) -> Any:
+    def _open(self) -> object:
         try:
             from array_record.python.array_record_module import ArrayRecordReader
         except ImportError as missing:

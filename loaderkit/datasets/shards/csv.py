@@ -4,10 +4,11 @@ import csv
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, BinaryIO, ClassVar
+from typing import BinaryIO, ClassVar
 
 import numpy as np
 
+from loaderkit.datasets.base import Transform
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.lines import LineFile, scan_lines, skip_bom
@@ -61,10 +62,10 @@ class CsvDataset(SpannedDataset):
         urls: Urls,
         columns: Sequence[str] | None = None,
         *,
-        types: Mapping[str, Callable[[str], Any]] | None = None,
+        types: Mapping[str, Callable[[str], object]] | None = None,
         header: Sequence[str] | None = None,
         delimiter: str = ",",
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         index_dir: str | os.PathLike[str] | None = None,
         max_open: int = 256,
         storage: Storage | None = None,
@@ -105,10 +106,10 @@ class CsvDataset(SpannedDataset):
             raise ShardError(f"{shard}: lacks the columns {missing}, has {names}.")
         return _Records(shard, self.open_file(shard), names)
 
-    def read(self, handle: "_Records", rows: Int64Array, index: ShardIndex) -> list[Any]:
+    def read(self, handle: "_Records", rows: Int64Array, index: ShardIndex) -> Sequence[object]:
         starts, ends = index.spans(handle.shard)[rows].T.tolist()
         wanted = [(name, handle.names.index(name), self.types.get(name)) for name in self.columns]
-        samples: list[Any] = []
+        samples: list[object] = []
         for content, start in zip(handle.read(starts, ends), starts, strict=True):
             try:
                 fields = next(csv.reader([content.decode()], delimiter=self._delimiter, strict=True))
@@ -160,7 +161,9 @@ class CsvDataset(SpannedDataset):
             )
         return names
 
-    def _typed(self, text: str, kind: Callable[[str], Any] | None, handle: "_Records", start: int, name: str) -> Any:
+    def _typed(
+        self, text: str, kind: Callable[[str], object] | None, handle: "_Records", start: int, name: str
+    ) -> object:
         if kind is None:
             return text
         try:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.ragged import Ends
 from loaderkit.datasets.shards.mapped import count_numbers
+from loaderkit.system.types import Array, DType
 
 _END = np.dtype("<i8")  # datatrove has uint64: a number beyond int64 is negative here, and so is refused
 _MAGIC, _HEADER = b"MMIDIDX\0\0", struct.Struct("<9sQBQQ")  # magic, version, dtype, sequences, documents + 1
@@ -39,7 +40,7 @@ class DocumentEnds(NamedTuple):
     """
 
     ends: Ends
-    dtype: np.dtype[Any] | None = None
+    dtype: DType | None = None
     start: int = 0
 
 
@@ -116,7 +117,7 @@ def litdata_ends(path: str, file: BinaryIO, index: BinaryIO) -> DocumentEnds:
 class _MegatronEnds:
     """The ends of documents, from where sequences begin in bytes (S,), and the sequence after each document (N,)."""
 
-    def __init__(self, path: str, pointers: Any, nexts: Any, total: int, itemsize: int) -> None:
+    def __init__(self, path: str, pointers: Array, nexts: Array, total: int, itemsize: int) -> None:
         self._path, self._pointers, self._nexts, self._total, self._itemsize = path, pointers, nexts, total, itemsize
 
     def __len__(self) -> int:

@@ -1,12 +1,13 @@
 """Documents of different lengths in flat files of tokens, with a second file that holds where they end."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, BinaryIO, ClassVar
+from typing import BinaryIO, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from loaderkit.datasets.base import Transform
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.ragged import Cut, Ragged, Spans, join_parts
 from loaderkit.datasets.shards.document_ends import DocumentEnds, datatrove_ends, litdata_ends, megatron_ends
@@ -16,12 +17,13 @@ from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls, is_remote, shard_name
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.types import DType
 
 ENDS_SUFFIX = ".index"
 _CHUNKS = "index.json"  # litdata's index of a folder
 
 
-class DocumentDataset(ShardedDataset):
+class DocumentDataset(ShardedDataset[Spans]):
     """Documents in memory-mapped tokens, as several tools write them.
 
     A sample is an array (T,) of the tokens' dtype. The default batch is a `Ragged`; if you use a transform, give the
@@ -69,7 +71,7 @@ class DocumentDataset(ShardedDataset):
         urls: Urls,
         *,
         dtype: "npt.DTypeLike | None" = None,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         max_open: int = 1024,
         storage: Storage | None = None,
     ) -> None:
@@ -80,7 +82,7 @@ class DocumentDataset(ShardedDataset):
         super().__init__(urls, transform=transform, max_open=max_open, storage=storage)
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> DType:
         """The tokens' dtype."""
         return self._given or np.dtype("uint16")
 
@@ -114,7 +116,7 @@ class DocumentDataset(ShardedDataset):
             flat = np.empty(0, self.dtype) if is_empty else np.memmap(file, dtype=self.dtype, mode="r", offset=start)
         return Spans(np.asarray(flat), ends, shard)
 
-    def read(self, handle: Spans, rows: Int64Array, index: ShardIndex) -> list[Any]:
+    def read(self, handle: Spans, rows: Int64Array, index: ShardIndex) -> Sequence[object]:
         native = self.dtype.newbyteorder("=")
         return [np.frombuffer(piece, self.dtype).astype(native) for piece in handle.pieces(rows)]
 

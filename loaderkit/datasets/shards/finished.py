@@ -1,7 +1,5 @@
 """Close the shards that the next steps of an epoch do not read, so that the cache may evict them."""
 
-from typing import Any
-
 import numpy as np
 
 from loaderkit.datasets.combine import MapDataset
@@ -36,7 +34,7 @@ class FinishedShards:
             self._data.close_shards(np.flatnonzero(unused).tolist())
 
 
-def finished_shards(dataset: Any, order: Any, step: int) -> FinishedShards | None:
+def finished_shards(dataset: object, order: object, step: int) -> FinishedShards | None:
     """Return what closes a dataset's shards; None if the cache has room for all of them, or there are none."""
     while isinstance(dataset, MapDataset):
         dataset = dataset.dataset

@@ -1,7 +1,8 @@
 """JSON Lines files: one sample a line."""
 
 import json
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.shards.index import ShardIndex
@@ -45,12 +46,12 @@ class JsonlDataset(SpannedDataset):
             spans = scan_lines(shard, file)
         return len(spans), spans
 
-    def read(self, handle: LineFile, rows: Int64Array, index: ShardIndex) -> list[Any]:
+    def read(self, handle: LineFile, rows: Int64Array, index: ShardIndex) -> Sequence[object]:
         starts, ends = index.spans(handle.shard)[rows].T.tolist()
         return [_parse(line, handle, start) for line, start in zip(handle.read(starts, ends), starts, strict=True)]
 
 
-def _parse(line: bytes, handle: LineFile, start: int) -> Any:
+def _parse(line: bytes, handle: LineFile, start: int) -> object:
     try:
         return json.loads(line.decode())
     except (ValueError, RecursionError) as error:  # ValueError includes decoding errors

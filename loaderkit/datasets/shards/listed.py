@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from loaderkit.datasets.base import Transform
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.lines import LineFile
@@ -60,8 +61,8 @@ class ListedDataset(ShardedDataset):
         urls: Urls,
         *,
         split: str | None,
-        decode: Mapping[str, Callable[[bytes], Any]] | None,
-        transform: Callable[[Any], Any] | None,
+        decode: Mapping[str, Callable[[bytes], object]] | None,
+        transform: Transform | None,
         max_open: int,
         storage: Storage | None,
     ) -> None:
@@ -215,7 +216,7 @@ def join(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}"
 
 
-def natural(value: Any) -> int:
+def natural(value: object) -> int:
     """Return a size or number from JSON; raise a ValueError if it is none."""
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is not a size")

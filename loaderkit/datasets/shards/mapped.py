@@ -4,11 +4,10 @@ import math
 import os
 import tokenize
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any, BinaryIO, ClassVar
+from collections.abc import Callable, Sequence
+from typing import BinaryIO, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -16,16 +15,16 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.memory.array import take
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.npyheader import NpyHeader, read_npy_header
-from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.datasets.shards.sharded import Opened, ShardedDataset
 from loaderkit.files.urls import is_remote
 from loaderkit.system.arrays import Int64Array, native
 from loaderkit.system.batch_memory import empty_array
+from loaderkit.system.types import Array, DType
 
-Array = npt.NDArray[Any]
-Layout = tuple[np.dtype[Any], tuple[int, ...]]  # dtype and shape of a row
+Layout = tuple[DType, tuple[int, ...]]  # dtype and shape of a row
 
 
-class MappedDataset(ShardedDataset):
+class MappedDataset(ShardedDataset[Opened]):
     """Base of datasets whose rows come from memory-mapped arrays.
 
     A subclass gives `gather`, which copies rows from what `open` returns. It has `read_batch` if `row_layout` is set,
@@ -37,10 +36,10 @@ class MappedDataset(ShardedDataset):
     row_layout: Layout | None
 
     @abstractmethod
-    def gather(self, handle: Any, rows: Int64Array) -> Array:
+    def gather(self, handle: Opened, rows: Int64Array) -> Array:
         """Return a copy of rows (B, *) in native byte order."""
 
-    def read(self, handle: Any, rows: Int64Array, index: ShardIndex) -> list[Any]:
+    def read(self, handle: Opened, rows: Int64Array, index: ShardIndex) -> Sequence[object]:
         return list(self.gather(handle, rows))
 
     def _read_batch(self, indices: Int64Array) -> Tensor:
@@ -99,7 +98,7 @@ def open_to_map(dataset: ShardedDataset, shard: str) -> BinaryIO:
     return dataset.open_head(shard)
 
 
-def count_numbers(shard: str, file: BinaryIO, dtype: np.dtype[Any], what: str, start: int = 0) -> int:
+def count_numbers(shard: str, file: BinaryIO, dtype: DType, what: str, start: int = 0) -> int:
     """Return how many numbers are in a file from byte `start` on; `what` names them in errors."""
     size = file.seek(0, os.SEEK_END) - start
     if size % dtype.itemsize:

@@ -1,13 +1,14 @@
 """Arrays in `.npy` files: one sample a row."""
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from loaderkit.datasets.base import Transform
 from loaderkit.datasets.shards.index import ShardIndex
-from loaderkit.datasets.shards.mapped import Array, Layout, MappedDataset, map_npy, npy_layout, open_to_map, take_native
+from loaderkit.datasets.shards.mapped import Layout, MappedDataset, map_npy, npy_layout, open_to_map, take_native
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.types import Array
 
 
 class NpyDataset(MappedDataset):
@@ -42,7 +43,7 @@ class NpyDataset(MappedDataset):
         self,
         urls: Urls,
         *,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         max_open: int = 1024,
         storage: Storage | None = None,
     ) -> None:

@@ -7,10 +7,11 @@ one of them, or the training's own `torch.compile`, sometimes fails with "AST co
 
 import io
 import re
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+
+from loaderkit.system.types import Array, DType
 
 _USUAL = re.compile(
     rb"\x93NUMPY\x01\x00(..)\{'descr': '([<>|][biufcSU][1-9]\d*)', 'fortran_order': (False|True), "
@@ -24,7 +25,7 @@ _TRIES = 100
 class NpyHeader(NamedTuple):
     """The dtype and shape of an array, whether it is in Fortran order, and its first byte in the file."""
 
-    dtype: np.dtype[Any]
+    dtype: DType
     shape: tuple[int, ...]
     fortran: bool
     start: int
@@ -48,12 +49,12 @@ def read_npy_header(file: BinaryIO) -> NpyHeader:
     raise disturbed
 
 
-def decode_npy(data: bytes) -> npt.NDArray[Any]:
+def decode_npy(data: bytes) -> Array:
     """Return the array in the bytes of a `.npy` file, as `np.load` does; raise a ValueError if it holds objects."""
     dtype, shape, fortran, start = read_npy_header(io.BytesIO(data))
     if dtype.hasobject:
         raise ValueError(f"the array holds objects ({dtype}), wanted numbers or text.")
-    array: npt.NDArray[Any] = np.ndarray(shape, dtype, data, start, order="F" if fortran else "C")
+    array: Array = np.ndarray(shape, dtype, data, start, order="F" if fortran else "C")
     return array.copy("K")
 
 

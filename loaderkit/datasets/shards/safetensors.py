@@ -2,13 +2,14 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO, ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from loaderkit.datasets.base import Transform
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.lines import LineFile
@@ -113,7 +114,7 @@ class SafetensorsDataset(ShardedDataset):
         urls: Urls,
         columns: Sequence[str] | None = None,
         *,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         max_open: int = 256,
         storage: Storage | None = None,
     ) -> None:

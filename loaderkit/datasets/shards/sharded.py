@@ -4,12 +4,13 @@ import errno
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, ClassVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, ClassVar, Generic, TypedDict
 
 import numpy as np
+from typing_extensions import TypeVar
 
-from loaderkit.datasets.base import check_index, check_indices
+from loaderkit.datasets.base import Transform, check_index, check_indices
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.find_shards import find_shards
 from loaderkit.datasets.places import Place
@@ -33,7 +34,17 @@ _FETCHED = -1  # the handle of the next shard's download
 _WORKERS = 16  # at most, that read samples in their order: each skips the batches of the others
 
 
-class ShardedDataset(DeclaresDraws, ABC):
+Opened = TypeVar("Opened", default=Any)  # what `open` returns
+
+
+class _CopySettings(TypedDict):
+    """What `Storage` is told of a shard, besides its version."""
+
+    checksum: str
+    data_bytes: int
+
+
+class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
     """Base of datasets over files, or other shards, that are indexed once.
 
     A format gives `kind`, `suffixes`, `scan`, `open` and `read`. Each thread opens
@@ -67,7 +78,7 @@ class ShardedDataset(DeclaresDraws, ABC):
         self,
         urls: Urls,
         *,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         index_dir: str | os.PathLike[str] | None = None,
         max_open: int = 256,
         storage: Storage | None = None,
@@ -111,11 +122,11 @@ class ShardedDataset(DeclaresDraws, ABC):
         """Return a shard's number of samples, and their offsets if the format needs them."""
 
     @abstractmethod
-    def open(self, shard: str, index: ShardIndex) -> Any:
+    def open(self, shard: str, index: ShardIndex) -> Opened:
         """Return an open shard, which does not refer to the dataset; it is closed by its `close()` if it has one."""
 
     @abstractmethod
-    def read(self, handle: Any, rows: Int64Array, index: ShardIndex) -> list[Any]:
+    def read(self, handle: Opened, rows: Int64Array, index: ShardIndex) -> Sequence[object]:
         """Return raw samples (B,) of an open shard, in the order of `rows`, without drawing random numbers."""
 
     @staticmethod
@@ -225,7 +236,7 @@ class ShardedDataset(DeclaresDraws, ABC):
             arrival = None
         return self.storage.open_soon(shard, self.stat(shard), arrival=arrival, **self._copy_settings(shard))
 
-    def _copy_settings(self, shard: str) -> dict[str, Any]:
+    def _copy_settings(self, shard: str) -> _CopySettings:
         return {"checksum": self._checksums.get(shard, ""), "data_bytes": self.remote_bytes}
 
     def open_head(self, shard: str) -> BinaryIO:
@@ -293,7 +304,7 @@ class ShardedDataset(DeclaresDraws, ABC):
         """Return a sample's first byte and its key in the shard; None for what the format lacks."""
         return None, None
 
-    def handle(self, part: int) -> Any:
+    def handle(self, part: int) -> Opened:
         """Return the open shard of that number, which belongs to this thread; raise a ShardError if it changed."""
         opened = self._opened.own
         if opened.process != os.getpid():  # a forked worker must not share file positions with its parent
@@ -309,7 +320,8 @@ class ShardedDataset(DeclaresDraws, ABC):
                     f"{shard}: changed since it was indexed. Make the dataset again, which indexes it again."
                 )
             handles[part] = self._open(opened, shard, index)
-        return handles[part]
+        found: Opened = handles[part]
+        return found
 
     def fingerprint(self) -> str:
         """Return the shards' names and sizes; their folder may change."""
@@ -360,14 +372,14 @@ class ShardedDataset(DeclaresDraws, ABC):
         return index
 
     def _gather(self, indices: Sequence[int]) -> list[Any]:
-        samples: list[Any] = [None] * len(indices)
+        samples: list[object] = [None] * len(indices)
         for part, places, rows in self.to_read(indices):
             read = self.read(self.handle(part), rows, self._indexes[part])
             for place, sample in zip(places.tolist(), read, strict=True):
                 samples[place] = sample
         return samples
 
-    def _open(self, opened: OpenFiles, shard: str, index: ShardIndex) -> Any:
+    def _open(self, opened: OpenFiles, shard: str, index: ShardIndex) -> object:
         """Open a shard; if too many files are open, first close all others of this thread."""
         try:
             return self.open(shard, index)
@@ -386,7 +398,7 @@ class ShardedDataset(DeclaresDraws, ABC):
                 ) from error
             raise
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         limit = FileLimit(self._limit.handles, self._limit.files_each)  # a copy has its own
         return self.__dict__ | {"_limit": limit, "_opened": PerThread(OpenFiles, limit)}
 

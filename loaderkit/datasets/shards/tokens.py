@@ -1,23 +1,25 @@
 """Windows of one length over flat files of tokens."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Literal
+from typing import BinaryIO, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
+from loaderkit.datasets.base import Transform
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.memory.array import take
 from loaderkit.datasets.shards.index import ShardIndex
-from loaderkit.datasets.shards.mapped import Array, MappedDataset, count_numbers, map_npy, npy_layout, open_to_map
+from loaderkit.datasets.shards.mapped import MappedDataset, count_numbers, map_npy, npy_layout, open_to_map
 from loaderkit.files.signatures import FORMATS, is_of
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls, is_remote, shard_name
 from loaderkit.system.arrays import Int64Array, native
+from loaderkit.system.types import Array, DType
 
 _HEADED = {(20240520, 1): "<u2", (20240801, 7): "<u4"}  # magic and version, of 256 numbers (int32) before the tokens
 _HEADER = 1024
@@ -77,7 +79,7 @@ class TokenDataset(MappedDataset):
         dtype: "npt.DTypeLike | None" = None,
         stride: int | None = None,
         remainder: Literal["drop", "keep"] = "drop",
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         max_open: int = 1024,
         storage: Storage | None = None,
     ) -> None:
@@ -86,7 +88,7 @@ class TokenDataset(MappedDataset):
             raise ValueError(f"TokenDataset: length is {length}, stride {self.stride}; wanted at least 1.")
         if remainder not in ("drop", "keep"):
             raise ValueError(f"TokenDataset: remainder is {remainder!r}, wanted 'drop' or 'keep'.")
-        self.dtype: np.dtype[Any] | None = None if dtype is None else np.dtype(dtype)
+        self.dtype: DType | None = None if dtype is None else np.dtype(dtype)
         if self.dtype is not None and self.dtype.kind not in "iu":
             raise ValueError(f"TokenDataset: dtype is {self.dtype}, wanted integers such as uint16.")
         self._bare = dtype is not None  # `.bin` files have no header, so that a remote one is not read to be counted
@@ -142,7 +144,7 @@ class TokenDataset(MappedDataset):
             return native(take(handle.tiles, rows))
         return native(handle.windows[rows * self.stride])  # `take` would first copy the whole view
 
-    def read(self, handle: _Tokens, rows: Int64Array, index: ShardIndex) -> list[Any]:
+    def read(self, handle: _Tokens, rows: Int64Array, index: ShardIndex) -> Sequence[object]:
         starts = rows * self.stride
         full = starts < len(handle.windows)
         windows = list(self.gather(handle, rows[full]))
@@ -196,7 +198,7 @@ def _refuse_litdata(shard: str) -> None:
         )
 
 
-def _declared(file: BinaryIO) -> tuple[np.dtype[Any], int] | None:
+def _declared(file: BinaryIO) -> tuple[DType, int] | None:
     """Return the dtype and the number of tokens that llm.c's header says; None for another file."""
     magic, version, tokens = np.frombuffer(file.read(12).ljust(12, b"\0"), "<i4").tolist()
     declared = _HEADED.get((magic, version))

@@ -1,9 +1,8 @@
 """`batch`: consecutive samples of a lane together as one."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
+from loaderkit.datasets.base import Collate
 from loaderkit.datasets.streams.lane import Lane, LaneSpec, Place
 from loaderkit.datasets.streams.pulled import PulledLane
 from loaderkit.datasets.streams.samples import Failed, PendingSample, Step, apply_steps, seeds_of
@@ -18,7 +17,7 @@ class Batches:
 
     size: int
     drop_last: bool
-    collate_fn: Callable[[list[Any]], Any]
+    collate_fn: Collate
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", plain_integer(self.size))

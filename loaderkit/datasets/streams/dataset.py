@@ -12,6 +12,7 @@ import torch
 import torch.utils.data as torch_data
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
+from loaderkit.datasets.base import Collate, Predicate, Transform
 from loaderkit.datasets.streams.balanced import Balanced
 from loaderkit.datasets.streams.batch import Batches
 from loaderkit.datasets.streams.filter import FilteredLane
@@ -30,7 +31,7 @@ from loaderkit.system.digests import digest, shortened
 from loaderkit.system.stack import stack
 from loaderkit.system.world import World
 
-Read = Callable[[str, int], Iterable[Any]]
+Read = Callable[[str, int], Iterable[object]]
 
 
 class StreamDataset(torch_data.IterableDataset[Any]):
@@ -85,7 +86,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         shards: Iterable[str],
         read: Read,
         *,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         lanes: int = 16,
         window: int = 1024,
         shuffle: bool = False,
@@ -161,14 +162,14 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         rows = getattr(self.read, "rows", None)
         return rows if isinstance(rows, Rows) else None
 
-    def map(self, function: Callable[[Any], Any]) -> Self:
+    def map(self, function: Transform) -> Self:
         """Return a stream that applies a function to each sample, under the sample's own seed.
 
         A state does not name the function, so a resume with another one is accepted.
         """
         return self._with(Step(function))
 
-    def filter(self, predicate: Callable[[Any], Any]) -> Self:
+    def filter(self, predicate: Predicate) -> Self:
         """Return a stream without the samples for which a predicate is false.
 
         The predicate gets a sample after the preceding maps, and may draw under the sample's own seed. A resume does not
@@ -210,9 +211,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         stream._start(self._steps)
         return stream
 
-    def batch(
-        self, size: int, *, drop_last: bool = False, collate_fn: Callable[[list[Any]], Any] = stack
-    ) -> "StreamDataset":
+    def batch(self, size: int, *, drop_last: bool = False, collate_fn: Collate = stack) -> "StreamDataset":
         """Return a stream of batches, each made of consecutive samples of a lane.
 
         Use it if later verbs work on batches; give the Loader `batch_size=None` then. Else leave batches to the Loader: they can
@@ -362,7 +361,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return PrivateGenerators({"stream": self}).each(self._samples())
 
-    def _samples(self) -> Iterator[Any]:
+    def _samples(self) -> Iterator[object]:
         info = torch_data.get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         world = self._world or World.detect()
@@ -381,7 +380,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         shuffled = f", shuffled by {self.window}" if self.shuffled else ""
         return [f"StreamDataset: {len(self.shards):,} shards in {self.lanes} lanes{shuffled}"]
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # Only a forked worker has torch.distributed initialised.
         return self.__dict__ | {"_world": self._world or World.detect(), "_order": None}
 
@@ -426,14 +425,14 @@ class DerivedStream(StreamDataset):
         return self.verb.flaw(self.stream, lane, place)
 
 
-def _grows(read: Any, what: str = "shuffle=True") -> ValueError:
+def _grows(read: object, what: str = "shuffle=True") -> ValueError:
     return ValueError(
         f"stream: {what}, and the reader {read!r} reads files that grow: the last window would have other samples when it is "
         f"read again. Leave {what.split('=')[0]} out."
     )
 
 
-def _check_read(read: Callable[..., Any]) -> None:
+def _check_read(read: Callable[..., object]) -> None:
     """Refuse a function that does not take a shard and a start."""
     try:
         signature = inspect.signature(read)
@@ -448,7 +447,7 @@ def _check_read(read: Callable[..., Any]) -> None:
         ) from error
 
 
-def from_start(read: Callable[[str], Iterable[Any]]) -> Read:
+def from_start(read: Callable[[str], Iterable[object]]) -> Read:
     """Return a reader made of a function that only reads whole shards.
 
     It is for `StreamDataset`.
@@ -473,9 +472,9 @@ class FromStart:
 
     skips: ClassVar[bool] = False
 
-    read: Callable[[str], Iterable[Any]]
+    read: Callable[[str], Iterable[object]]
 
-    def __call__(self, shard: str, start: int) -> Iterator[Any]:
+    def __call__(self, shard: str, start: int) -> Iterator[object]:
         samples = iter(self.read(shard))
         check_skipped(shard, sum(1 for _ in itertools.islice(samples, start)), start)
         return samples

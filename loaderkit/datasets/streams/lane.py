@@ -6,9 +6,9 @@ Samples may be shuffled within windows. A run that resumes within a window reads
 import functools
 import operator
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -56,11 +56,11 @@ class Place(tuple[int, ...]):
         """Return the place this many samples into the window."""
         return Place(self.cycle, self.shard, self.sample, used, self.position)
 
-    def __getnewargs__(self) -> tuple[Any, ...]:
+    def __getnewargs__(self) -> tuple[object, ...]:
         return tuple(self)
 
 
-def are_counts(place: Sequence[Any]) -> bool:
+def are_counts(place: Sequence[object]) -> bool:
     """Say whether a place from a state has the numbers that a Place needs. A composed stream multiplies cycles."""
     return len(place) >= _OWN and type(place[0]) is int and place[0] >= 0 and all(map(COUNT.holds, place[1:_OWN]))
 
@@ -100,7 +100,7 @@ class LaneSpec(NamedTuple):
 class Shards(Protocol):
     """What a lane of shards needs from its stream."""
 
-    read: Any
+    read: Callable[[str, int], Iterable[object]]
     window: int
     shuffled: bool
     seed: int
@@ -111,7 +111,7 @@ class Shards(Protocol):
 
 
 class _Read(NamedTuple):
-    sample: Any
+    sample: object
     position: int  # in the lane, in the order of delivery
     shard: int  # among the lane's
     number: int  # in that shard
@@ -134,7 +134,7 @@ class LaneReader:
         self._shards = stream.deal(place.cycle, lane, path)
         self._keys = (stream.seed, place.cycle, lane, *path)
         self._next = place.with_used(0)  # the next sample to read
-        self._iterator: Iterator[Any] | None = None
+        self._iterator: Iterator[object] | None = None
         self._windows: deque[_Window] = deque()
         if place.used:
             self._read(stream.window)
@@ -214,16 +214,16 @@ class LaneReader:
             self._windows.append(_Window(start, samples))
         return bool(samples)
 
-    def _next_of(self, shard: str, number: int, enter: Callable[[], None]) -> Any:
+    def _next_of(self, shard: str, number: int, enter: Callable[[], None]) -> object:
         if self._iterator is None:
             self._iterator = iter(self._stream.read(shard, number))
             enter()  # undo what `read` drew on its way to the sample
         return next(self._iterator, _END)
 
-    def _read_again(self, error: Exception, shard: str, number: int, enter: Callable[[], None]) -> Any:
+    def _read_again(self, error: Exception, shard: str, number: int, enter: Callable[[], None]) -> object:
         """Open the shard again at a sample that failed, and read it; or leave the sample out, if the policy says so."""
 
-        def again() -> Any:
+        def again() -> object:
             self._iterator = None  # an iterator that raised has ended
             enter()
             return self._next_of(shard, number, enter)

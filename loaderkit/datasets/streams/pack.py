@@ -124,10 +124,10 @@ class Rows:
         """Return the number of tokens of a document."""
         return len(document[self.tokens] if isinstance(document, dict) else document)
 
-    def piece(self, document: Any, start: int, stop: int) -> Any:
+    def piece(self, document: object, start: int, stop: int) -> object:
         """Return a copy of a document with only the tokens from `start` to `stop`. A view would keep the whole in memory."""
 
-        def cut(values: Any) -> Any:
+        def cut(values: Any) -> object:
             part = values[start:stop]
             return part.clone() if isinstance(part, Tensor) else part.copy()
 
@@ -312,7 +312,7 @@ class _PackedLane(PulledLane):
         )
 
 
-def _as_array(value: Any, name: str) -> Any:
+def _as_array(value: object, name: str) -> object:
     """Return the values of a document's tokens, an array (T, *)."""
     try:
         found = value if isinstance(value, np.ndarray | Tensor) else np.asarray(value)

@@ -20,7 +20,7 @@ from loaderkit.datasets.tar.dataset import DECODERS, Decoder
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import open_file
 
-_UNPACK: dict[bytes, Callable[[Any], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
+_UNPACK: dict[bytes, Callable[[Any], object]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 _POLL_S = 0.05
 
 
@@ -45,10 +45,10 @@ class LineReader:
 
     skips: ClassVar[bool] = False
 
-    parse: Callable[[bytes], Any] = json.loads
+    parse: Callable[[bytes], object] = json.loads
     storage: Storage | None = field(default=None, repr=False, compare=False)
 
-    def __call__(self, shard: str, start: int) -> Iterator[Any]:
+    def __call__(self, shard: str, start: int) -> Iterator[object]:
         with open_file(shard, self.storage) as file, _unpacked(file) as lines:
             number = 0
             for number, line in enumerate((line for line in lines if line.strip()), 1):
@@ -106,12 +106,12 @@ class TarReader:
         """Return the decoder if its pixels may be others than usual."""
         return decoder_fingerprint(self.decoder).strip() or None
 
-    def __call__(self, shard: str, start: int) -> Iterator[dict[str, Any]]:
+    def __call__(self, shard: str, start: int) -> Iterator[dict[str, object]]:
         decode, found = self.decode or {}, 0
         for found, (key, files) in enumerate(_samples(shard, self.storage), 1):
             if found <= start:
                 continue
-            sample: dict[str, Any] = {"__key__": key}
+            sample: dict[str, object] = {"__key__": key}
             for extension, content in files.items():
                 decoder = decode.get(extension) or decode.get(extension.rpartition(".")[2])
                 try:
@@ -124,7 +124,7 @@ class TarReader:
             yield sample
         check_skipped(shard, found, start)
 
-    def _decode(self, decoder: Decoder, content: bytes) -> Any:
+    def _decode(self, decoder: Decoder, content: bytes) -> object:
         is_picture = decoder is decode_picture
         return (
             decode_picture(content, max_pixels=self.max_pixels, decoder=self.decoder)
@@ -145,7 +145,7 @@ class _Member(tarfile.TarInfo):
             raise tarfile.ReadError(f"the archive is damaged or cut: {error}") from error
 
 
-def _parsed(parse: Callable[[bytes], Any], line: bytes) -> Any:
+def _parsed(parse: Callable[[bytes], object], line: bytes) -> object:
     try:
         return parse(line.rstrip(b"\r\n"))
     except json.JSONDecodeError as error:
@@ -217,10 +217,10 @@ class PageReader:
         [['ann0', 'ann1', 'ann2'], ['ann3', 'ann4']]
     """
 
-    fetch: Callable[[str, int], Sequence[Any]]
+    fetch: Callable[[str, int], Sequence[object]]
     size: int
 
-    def __call__(self, shard: str, start: int) -> Iterator[Any]:
+    def __call__(self, shard: str, start: int) -> Iterator[object]:
         page, skipped = divmod(start, self.size)
         while True:
             samples = self.fetch(shard, page)
@@ -258,10 +258,10 @@ class LogReader:
     skips: ClassVar[bool] = False
     grows: ClassVar[bool] = True
 
-    parse: Callable[[bytes], Any] = json.loads
+    parse: Callable[[bytes], object] = json.loads
     idle_s: float | None = None
 
-    def __call__(self, shard: str, start: int) -> Iterator[Any]:
+    def __call__(self, shard: str, start: int) -> Iterator[object]:
         number = 0
         with open_file(shard) as file:
             for line in self._lines(file):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples, describe, drop_traceback, portable
+from loaderkit.datasets.base import Transform
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.names import function_name
 from loaderkit.system.worker_info import in_worker_process
@@ -14,7 +15,7 @@ from loaderkit.system.worker_info import in_worker_process
 class Step(NamedTuple):
     """A function that `map` or `filter` applies to a sample, or that makes a batch of the samples of a `batch`."""
 
-    function: Callable[[Any], Any]
+    function: Transform
     is_filter: bool = False
     is_collate: bool = False  # its errors are always raised, as those of a Loader's collate function
 
@@ -54,7 +55,7 @@ def with_steps(pending: list[PendingSample], steps: Sequence[Step]) -> list[Pend
     return [each._replace(steps=(*each.steps, *steps)) for each in pending] if steps else pending
 
 
-def apply_steps(pending: PendingSample, seeds: SampleSeeds, row: int, policy: BadSamples = RAISE) -> Any:
+def apply_steps(pending: PendingSample, seeds: SampleSeeds, row: int, policy: BadSamples = RAISE) -> object:
     """Apply a sample's steps under its own seed. Return DROPPED if a filter drops it, Failed if the policy leaves it out.
 
     A step that fails is not tried again, because it may have changed the sample.
@@ -81,7 +82,7 @@ def apply_steps(pending: PendingSample, seeds: SampleSeeds, row: int, policy: Ba
 
 
 def transform_samples(
-    pending: Sequence[PendingSample], finish: Callable[[list[Any], SampleSeeds], Any] | None = None
+    pending: Sequence[PendingSample], finish: Callable[[list[Any], SampleSeeds], object] | None = None
 ) -> Any:
     """Apply the steps of several samples, each under its own seed; `finish` makes a batch of them under their seeds."""
     with seeds_of(pending) as seeds:

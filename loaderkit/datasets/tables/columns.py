@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderkit.datasets.tables.values import (
     FILL_CATEGORIES,
@@ -24,6 +23,7 @@ from loaderkit.datasets.tables.values import (
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.state import Rule, open_state, seal
 from loaderkit.system.suggest import did_you_mean
+from loaderkit.system.types import Array
 
 Task = Literal["classification", "regression"]
 Missing = Literal["raise", "mean", "median"]
@@ -57,7 +57,7 @@ def _are_values(found: Any) -> bool:
     return _is_list(found) and all(isinstance(value, Value) for value in found)
 
 
-def _is_list(found: Any) -> bool:
+def _is_list(found: object) -> bool:
     return isinstance(found, list | tuple)
 
 
@@ -133,7 +133,7 @@ class TableStatistics:
         """Number of codes of each categorical column: its categories, and one for unknown values."""
         return [1 + len(values) for values in self.categorical.values()]
 
-    def to_state(self) -> dict[str, Any]:
+    def to_state(self) -> dict[str, object]:
         """Return plain values for JSON and `torch.load(weights_only=True)`."""
         return seal(
             {
@@ -147,7 +147,7 @@ class TableStatistics:
         )
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> "TableStatistics":
+    def from_state(cls, state: Mapping[str, object]) -> "TableStatistics":
         """Restore the statistics from `to_state()`.
 
         Raises:
@@ -160,7 +160,7 @@ class TableStatistics:
             **{name: state[name] for name in ("target", "classes", "missing", "unknown")},
         )
 
-    def encode(self, table: Table, where: str, *, with_target: bool) -> dict[str, npt.NDArray[Any]]:
+    def encode(self, table: Table, where: str, *, with_target: bool) -> dict[str, Array]:
         """Turn a table of N rows, which messages call `where`, into arrays; ignore columns that were not fitted.
 
         Returns:
@@ -171,7 +171,7 @@ class TableStatistics:
         if lost := [name for name in needed if name not in table]:
             raise ValueError(f"{where}: lacks the columns {lost}, has {list(table)}.")
         size = len(next(iter(table.values()), ()))
-        arrays: dict[str, npt.NDArray[Any]] = {}
+        arrays: dict[str, Array] = {}
         if self.numeric:
             arrays["numeric"] = np.empty((size, len(self.numeric)), dtype=np.float32)
             for row, (name, (mean, std, fill)) in enumerate(self.numeric.items()):
@@ -196,7 +196,7 @@ class TableStatistics:
             refuse_unknown(found, (codes == 0) & (found.codes >= 0), values, where)
         return codes
 
-    def _encode_target(self, column: Column, where: str) -> npt.NDArray[Any]:
+    def _encode_target(self, column: Column, where: str) -> Array:
         if self.classes is None:
             numbers = as_numbers(column, where)
             refuse_missing(np.isnan(numbers), where, FILL_TARGET)

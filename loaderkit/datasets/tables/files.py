@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -13,11 +13,14 @@ from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls, open_file
 from loaderkit.system.tables import columns_of, is_arrow, is_frame
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _TEXT, _BINARY = (".csv", ".tsv"), (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 
 
 def read_table(
-    data: Urls | Mapping[str, Any],
+    data: Urls | Mapping[str, object],
     where: str,
     *,
     text: Collection[str],
@@ -61,11 +64,11 @@ def read_table(
 
 def _read_files(
     shards: Sequence[str], where: str, missing_values: Sequence[str], delimiter: str, storage: Storage | None
-) -> Any:
+) -> "pa.Table":
     """Read files with the same columns as one table of Arrow."""
     import pyarrow as pa
 
-    tables: list[Any] = []
+    tables: list[pa.Table] = []
     for shard in shards:
         with open_file(shard, storage) as file:
             try:
@@ -83,7 +86,7 @@ def _read_files(
         raise ShardError(f"{where}: its files have columns of different types: {error}") from error
 
 
-def _in_memory(values: Any, where: str) -> Column:
+def _in_memory(values: object, where: str) -> Column:
     if not is_arrow(values):
         return as_column(values, where)
     import pyarrow as pa
@@ -91,7 +94,7 @@ def _in_memory(values: Any, where: str) -> Column:
     return _to_column(values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values]), where, parse=False)
 
 
-def _read_file(file: Any, shard: str, missing_values: Sequence[str], delimiter: str) -> Any:
+def _read_file(file: BinaryIO, shard: str, missing_values: Sequence[str], delimiter: str) -> "pa.Table":
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet
@@ -110,7 +113,7 @@ def _read_file(file: Any, shard: str, missing_values: Sequence[str], delimiter: 
     return pa.csv.read_csv(file, parse_options=parse, convert_options=kinds)
 
 
-def _to_column(values: Any, where: str, *, parse: bool) -> Column:
+def _to_column(values: "pa.ChunkedArray", where: str, *, parse: bool) -> Column:
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.types as kinds

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.types import Array
 
 Value = str | int | float | bool
 
@@ -24,11 +25,11 @@ class Categories:
         return len(self.codes)
 
 
-Column = npt.NDArray[Any] | Categories  # numbers (NaN: missing), or categories
+Column = Array | Categories  # numbers (NaN: missing), or categories
 Table = Mapping[str, Column]
 
 
-def as_column(values: Any, where: str) -> Column:
+def as_column(values: object, where: str) -> Column:
     """Return a sequence, array or tensor (N,) as a column."""
     array = np.asarray(values)
     if array.dtype.kind == "U" and not hasattr(values, "dtype"):
@@ -148,5 +149,5 @@ def refuse_unknown(column: Categories, unknown: npt.NDArray[np.bool_], values: l
         )
 
 
-def _is_missing(value: Any) -> bool:
+def _is_missing(value: object) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))

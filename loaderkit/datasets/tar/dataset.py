@@ -7,8 +7,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, ClassVar
+from typing import ClassVar, TypeVar
 
+from loaderkit.datasets.base import Transform
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture, decode_pictures
@@ -34,7 +35,8 @@ from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.digests import digest
 
-Decoder = Callable[[bytes], Any]
+Decoder = Callable[[bytes], object]
+T = TypeVar("T")
 _ENERGON = "energon-1"  # kind of an index with the samples' starts alone
 
 
@@ -52,7 +54,7 @@ DECODERS: dict[str, Decoder] = {
 }
 
 
-class TarDataset(ShardedDataset):
+class TarDataset(ShardedDataset[OpenTar | OpenIndexed]):
     """Samples in tar shards, as webdataset and GNU tar write them.
 
     A sample is a dict such as `{"__key__": "dir/0001", "jpg": ..., "cls": ...}`. The key is the path up to the first dot of
@@ -102,7 +104,7 @@ class TarDataset(ShardedDataset):
         decode: Mapping[str, Decoder] | None = DECODERS,
         max_pixels: int | None = MAX_PIXELS,
         decoder: PictureDecoder | None = None,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         index_dir: str | os.PathLike[str] | None = None,
         max_open: int = 256,
         storage: Storage | None = None,
@@ -177,10 +179,10 @@ class TarDataset(ShardedDataset):
         table = TarTable.unpack(index.spans(shard))
         return OpenTar(shard, self.open_soon(shard), table)
 
-    def read(self, handle: OpenTar | OpenIndexed, rows: Int64Array, index: ShardIndex) -> list[dict[str, Any]]:
+    def read(self, handle: OpenTar | OpenIndexed, rows: Int64Array, index: ShardIndex) -> Sequence[dict[str, object]]:
         return [sample for block in handle.read(rows.tolist()) for sample in to_samples(self._decode_all([block]))]
 
-    def read_columns(self, indices: Sequence[int] | Int64Array) -> dict[str, list[Any]] | list[dict[str, Any]]:
+    def read_columns(self, indices: Sequence[int] | Int64Array) -> dict[str, list[object]] | list[dict[str, object]]:
         """Return decoded samples (B,): one list for each field if all samples have the same fields, else a list of samples.
 
         Raises:
@@ -196,12 +198,12 @@ class TarDataset(ShardedDataset):
         (found,) = _to_order(parts, samples)
         return found
 
-    def _decode_all(self, blocks: Sequence[Block]) -> dict[str, list[Any]]:
+    def _decode_all(self, blocks: Sequence[Block]) -> dict[str, list[object]]:
         """Decode samples with the same fields, field by field."""
-        columns: dict[str, list[Any]] = {"__key__": [key for block in blocks for key in block.keys]}
+        columns: dict[str, list[object]] = {"__key__": [key for block in blocks for key in block.keys]}
         for number, name in enumerate(blocks[0].extensions):
             contents = list(chain.from_iterable(block.files(number) for block in blocks))
-            values: list[Any] = []
+            values: list[object] = []
             try:
                 self._decode_field(name, contents, values)
             except (ImportError, MemoryError):  # not a fault of the file
@@ -213,7 +215,7 @@ class TarDataset(ShardedDataset):
             columns[name] = values
         return columns
 
-    def _decode_field(self, name: str, contents: Sequence[memoryview], values: list[Any]) -> None:
+    def _decode_field(self, name: str, contents: Sequence[memoryview], values: list[object]) -> None:
         """Decode files with one extension and append the results to `values`."""
         decode = self._decoder(name)
         if decode is decode_picture:
@@ -235,7 +237,7 @@ class TarDataset(ShardedDataset):
         return self._decode.get(name) or self._decode.get(name.rpartition(".")[2])
 
 
-def _to_order(parts: Mapping[int, tuple[list[int], list[int]]], *columns: list[Any]) -> list[list[Any]]:
+def _to_order(parts: Mapping[int, tuple[list[int], list[int]]], *columns: list[T]) -> list[list[T]]:
     """Sort columns (B,), read shard by shard, into the order of their indices."""
     places = [place for part, _ in parts.values() for place in part]
     back = sorted(range(len(places)), key=places.__getitem__)

@@ -7,13 +7,12 @@ import pickle
 import struct
 import zipfile
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from loaderkit.datasets.shards.npyheader import decode_npy
+from loaderkit.system.types import Array
 
 _TEN_MAGIC = b"~TenBin~"
 _TEN_ALIGNED = 64  # bytes; each part fills whole multiples
@@ -25,13 +24,13 @@ def unpack_gzip(data: bytes) -> bytes:
     return gzip.decompress(data)
 
 
-def decode_packed(data: bytes, decode: Callable[[bytes], Any] | None) -> Any:
+def decode_packed(data: bytes, decode: Callable[[bytes], object] | None) -> object:
     """Return what a decoder gives of the content of a gzip file; None stands for bytes."""
     content = unpack_gzip(data)
     return content if decode is None else decode(content)
 
 
-def decode_npz(data: bytes) -> dict[str, Any]:
+def decode_npz(data: bytes) -> dict[str, object]:
     """Return the arrays of a `.npz` file by name, as `np.load` does; raise a ValueError if one holds objects."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         return {
@@ -40,7 +39,7 @@ def decode_npz(data: bytes) -> dict[str, Any]:
         }
 
 
-def decode_pth(data: bytes) -> Any:
+def decode_pth(data: bytes) -> object:
     """Return what `torch.save` wrote, on the CPU, if it is tensors and plain values; raise a ValueError for other objects.
 
     Others would be made by unpickling, which runs code that is in the file.
@@ -55,7 +54,7 @@ def decode_pth(data: bytes) -> Any:
         ) from error
 
 
-def decode_ten(data: bytes) -> list[npt.NDArray[Any]]:
+def decode_ten(data: bytes) -> list[Array]:
     """Return the arrays of a `.ten` file, WebDataset's binary tensors: headers and contents by turns, each after its length."""
     parts, at = [], 0
     while at < len(data):
@@ -67,7 +66,7 @@ def decode_ten(data: bytes) -> list[npt.NDArray[Any]]:
     return [_ten_array(header, content) for header, content in zip(parts[::2], parts[1::2], strict=True)]
 
 
-def _ten_array(header: bytes, content: bytes) -> npt.NDArray[Any]:
+def _ten_array(header: bytes, content: bytes) -> Array:
     """Return an array; its header has the dtype, a name and the shape."""
     dtype, _, rank = struct.unpack_from("<8s8sq", header)
     name = dtype.rstrip(b"\0").decode()
@@ -78,7 +77,7 @@ def _ten_array(header: bytes, content: bytes) -> npt.NDArray[Any]:
     return flat.reshape(shape).copy()  # which can be written to
 
 
-def decode_msgpack(data: bytes) -> Any:
+def decode_msgpack(data: bytes) -> object:
     """Return the value in MessagePack's bytes."""
     try:
         import msgpack

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from loaderkit.datasets.shards.lines import LineFile
 from loaderkit.datasets.tar.index import TarTable
@@ -110,6 +110,6 @@ def find_file(blocks: Sequence[Block], number: int, row: int) -> tuple[str, str,
     raise IndexError(f"row {row} after the last block.")
 
 
-def to_samples(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+def to_samples(columns: Mapping[str, Sequence[object]]) -> list[dict[str, object]]:
     """Return columns (B,) as samples."""
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

@@ -4,12 +4,13 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from loaderkit.datasets.base import Transform
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.sharded import ShardedDataset
@@ -24,7 +25,7 @@ _CUTS = "cuts"
 _LINES = (".jsonl", ".jsonl.gz")
 
 
-class _Lines(ShardedDataset):
+class _Lines(ShardedDataset[str]):
     """Lines of JSON that may be packed: the index has them all, as a packed file has no places."""
 
     kind = "shar-lines-1"
@@ -56,7 +57,7 @@ class _Lines(ShardedDataset):
     def open(self, shard: str, index: ShardIndex) -> str:
         return shard
 
-    def read(self, handle: str, rows: Int64Array, index: ShardIndex) -> list[Any]:
+    def read(self, handle: str, rows: Int64Array, index: ShardIndex) -> Sequence[object]:
         words = index.spans(handle)
         content = words[index.count :].astype("<i8", copy=False).view(np.uint8).data
         found = []
@@ -137,7 +138,7 @@ class SharDataset(_Lines):
         fields: Sequence[str] | None = None,
         *,
         as_cuts: bool = False,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         index_dir: str | os.PathLike[str] | None = None,
         max_open: int = 256,
         storage: Storage | None = None,
@@ -161,16 +162,16 @@ class SharDataset(_Lines):
             if field.shard_sizes.tolist() != self.shard_sizes.tolist():
                 raise ShardError(_uneven(name, field, self))
 
-    def _gather(self, indices: Sequence[int]) -> list[Any]:
+    def _gather(self, indices: Sequence[int]) -> list[object]:
         cuts = super()._gather(indices)
         columns = {name: field.__getitems__(indices) for name, field in self.fields.items()}
-        samples: list[Any] = []
+        samples: list[object] = []
         for row, cut in enumerate(cuts):
             found = {name: self._value(cut["id"], name, values[row]) for name, values in columns.items()}
             samples.append(_as_cut(cut, found) if self._as_cuts else {"cut": cut, **found})
         return samples
 
-    def _value(self, cut: str, name: str, sample: dict[str, Any]) -> Any:
+    def _value(self, cut: str, name: str, sample: Mapping[str, Any]) -> object:
         """Return a field of a cut: None for a placeholder."""
         is_line = "cut_id" in sample
         key = sample["cut_id" if is_line else "__key__"]
@@ -229,7 +230,7 @@ def _lhotse() -> Any:
     return deserialize_item, fill_shar_placeholder
 
 
-def _as_cut(cut: Any, found: Mapping[str, Any]) -> Any:
+def _as_cut(cut: object, found: Mapping[str, object]) -> object:
     """Return lhotse's cut with the data of its fields."""
     deserialize_item, fill_shar_placeholder = _lhotse()
     made = deserialize_item(cut)

@@ -1,9 +1,10 @@
 """TFRecord files: one record a sample, found by an index and read by seeking."""
 
 import os
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import ClassVar, Literal
 
+from loaderkit.datasets.base import Transform
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.lines import LineFile
@@ -59,7 +60,7 @@ class TFRecordDataset(SpannedDataset):
         *,
         record: Literal["example", "sequence", "bytes"] = "example",
         check: bool | None = None,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         index_dir: str | os.PathLike[str] | None = None,
         max_open: int = 256,
         storage: Storage | None = None,
@@ -79,7 +80,7 @@ class TFRecordDataset(SpannedDataset):
             spans = scan_records(file, self.stat(shard).size_bytes, shard)
         return len(spans), spans
 
-    def read(self, handle: LineFile, rows: Int64Array, index: ShardIndex) -> list[Any]:
+    def read(self, handle: LineFile, rows: Int64Array, index: ShardIndex) -> Sequence[object]:
         starts, ends = index.spans(handle.shard)[rows].T.tolist()
         checksum = find_checksum() if self._check else None
         if checksum is None:
@@ -92,7 +93,7 @@ class TFRecordDataset(SpannedDataset):
                     raise ShardError(f"{handle.shard}: the record at byte {start:,} is damaged: its checksum is wrong.")
         return [self._parse(record, handle.shard, start) for record, start in zip(records, starts, strict=True)]
 
-    def _parse(self, record: bytes, shard: str, start: int) -> Any:
+    def _parse(self, record: bytes, shard: str, start: int) -> object:
         parse = _PARSERS.get(self._record)
         if parse is None:
             return record

@@ -11,9 +11,9 @@ Spec = type | list[type]
 Features = Sequence[str] | Mapping[str, Spec] | None
 
 _BYTES, _FLOATS, _INTEGERS = 1, 2, 3  # fields of a Feature
-_KINDS: dict[Any, int] = {bytes: _BYTES, float: _FLOATS, int: _INTEGERS}
+_KINDS: dict[object, int] = {bytes: _BYTES, float: _FLOATS, int: _INTEGERS}
 _NAMES = {_BYTES: "bytes", _FLOATS: "floats", _INTEGERS: "integers"}
-_DTYPES: dict[int, Any] = {_FLOATS: np.float32, _INTEGERS: np.int64}
+_DTYPES: dict[int, type[np.generic]] = {_FLOATS: np.float32, _INTEGERS: np.int64}
 _SHORT = 16  # bytes of packed integers that are parsed faster without numpy
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # wire types
 
@@ -68,7 +68,7 @@ def _only(features: Sequence[str] | Mapping[str, Spec], part: Mapping[str, bytes
 
 
 def _chosen(
-    found: Mapping[str, bytes], features: Features, value: Callable[[bytes, Spec | None], Any]
+    found: Mapping[str, bytes], features: Features, value: Callable[[bytes, Spec | None], object]
 ) -> dict[str, Any]:
     """Return the wanted features by name, or all of them."""
     names: Mapping[str, Spec | None] = dict.fromkeys(found if features is None else features)
@@ -141,7 +141,7 @@ def _entries(content: bytes) -> dict[str, bytes]:
     return found
 
 
-def _fields(content: Any) -> Iterator[tuple[int, Any]]:
+def _fields(content: bytes | memoryview) -> Iterator[tuple[int, Any]]:
     """Yield a message's fields by number: bytes, but integers of varints."""
     if not isinstance(content, bytes):
         raise ValueError("a number in the place of a message: the record is of another format")

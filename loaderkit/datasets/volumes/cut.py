@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ _SUBJECT = "torchio.data.subject.Subject"
 _META_TENSOR = "monai.data.meta_tensor.MetaTensor"
 
 
-def spatial_shape(volume: Any, axes: int, fields: Sequence[Any] | None, name: str) -> Shape:
+def spatial_shape(volume: Any, axes: int, fields: Sequence[object] | None, name: str) -> Shape:
     """Return the shape (D,) of a volume's last axes, which all its fields share.
 
     Args:
@@ -50,7 +51,7 @@ def spatial_shape(volume: Any, axes: int, fields: Sequence[Any] | None, name: st
     return shapes[first]
 
 
-def cut_fields(volume: Any, axes: int, fields: Sequence[Any] | None, name: str) -> list[Any]:
+def cut_fields(volume: Any, axes: int, fields: Sequence[object] | None, name: str) -> list[Any]:
     """Return the names or positions of a dict's or a tuple's fields that are cut."""
     parts = volume if isinstance(volume, Mapping) else dict(enumerate(volume))
     if fields is not None:
@@ -66,7 +67,7 @@ def cut_fields(volume: Any, axes: int, fields: Sequence[Any] | None, name: str) 
     return found
 
 
-def cut(volume: Any, start: Shape, size: Shape, fields: Sequence[Any] | None, name: str) -> Any:
+def cut(volume: object, start: Shape, size: Shape, fields: Sequence[object] | None, name: str) -> object:
     """Return a patch of a volume in memory of its own, with the other fields as they are.
 
     Args:
@@ -91,7 +92,7 @@ def cut(volume: Any, start: Shape, size: Shape, fields: Sequence[Any] | None, na
     return _cut(volume, start, size)
 
 
-def with_location(patch: Any, start: Shape, size: Shape, number: int) -> Any:
+def with_location(patch: object, start: Shape, size: Shape, number: int) -> object:
     """Return a patch with its location (2 D,) int64, first its start, then its end, and the number of its volume.
 
     A dict gets the fields "location" and "volume"; a tuple, or an array, gets them as its last parts.
@@ -105,7 +106,7 @@ def with_location(patch: Any, start: Shape, size: Shape, number: int) -> Any:
     return (*patch, location, number) if isinstance(patch, tuple) else (patch, location, number)
 
 
-def _cut(value: Any, start: Shape, size: Shape) -> Any:
+def _cut(value: Any, start: Shape, size: Shape) -> object:
     if has_class(value, _META_TENSOR) and value.ndim == len(size) + 1:  # the patch's affine begins at its own corner
         crop = importlib.import_module("monai.transforms").SpatialCrop
         return crop(roi_start=start, roi_end=[first + length for first, length in zip(start, size, strict=True)])(
@@ -115,7 +116,7 @@ def _cut(value: Any, start: Shape, size: Shape) -> Any:
     return part.clone() if isinstance(part, Tensor) else part.copy()
 
 
-def _shape(value: Any, axes: int, name: str) -> Shape:
+def _shape(value: object, axes: int, name: str) -> Shape:
     if not isinstance(value, Tensor | np.ndarray) or value.ndim < axes:
         found = (
             f"shape {tuple(value.shape)}" if isinstance(value, Tensor | np.ndarray) else f"type {type(value).__name__}"
@@ -124,5 +125,5 @@ def _shape(value: Any, axes: int, name: str) -> Shape:
     return tuple(map(int, value.shape[value.ndim - axes :]))
 
 
-def _torchio() -> Any:
+def _torchio() -> ModuleType:
     return importlib.import_module("torchio.data.sampler")  # in use, since there is a Subject

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.datasets.base import MapStyle, as_dataset, check_index
+from loaderkit.datasets.base import MapStyle, Transform, as_dataset, check_index
 from loaderkit.datasets.volumes.cut import Shape, cut, spatial_shape, with_location
 from loaderkit.sampling.fingerprint import fingerprint
 from loaderkit.sampling.order import Order
@@ -99,10 +99,10 @@ class PatchDataset(DeclaresDraws):
         *,
         patches: int | Sequence[int] | Int64Array | None = None,
         overlap: int | Sequence[int] | None = None,
-        sampler: Callable[[Any], Iterable[Any]] | None = None,
-        fields: Sequence[Any] | None = None,
+        sampler: Callable[[Any], Iterable[object]] | None = None,
+        fields: Sequence[object] | None = None,
         shapes: "npt.ArrayLike | None" = None,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         locations: bool | None = None,
         seed: int = 0,
         block: int = 8,
@@ -181,7 +181,7 @@ class PatchDataset(DeclaresDraws):
     def _start(self, volume: int) -> int:
         return int(self._ends[volume - 1]) if volume else 0
 
-    def _take(self, epoch: int, volume: int, number: int) -> Any:
+    def _take(self, epoch: int, volume: int, number: int) -> object:
         """Return a patch of a volume, which is read if it is not open, or if the patch was delivered already."""
         opened, key = self._open.own, (epoch, volume)
         if key not in opened or number not in opened[key].left:
@@ -211,7 +211,7 @@ class PatchDataset(DeclaresDraws):
         shape = spatial_shape(whole, len(self.size), self.fields, name)
         starts = self._starts(epoch, volume, shape, name)
 
-        def take(number: int) -> Any:
+        def take(number: int) -> object:
             patch = cut(whole, starts[number], self.size, self.fields, name)
             return with_location(patch, starts[number], self.size, volume) if self.locations else patch
 
@@ -272,7 +272,7 @@ class PatchDataset(DeclaresDraws):
                 )
         return shapes
 
-    def _seeded(self, epoch: int, volume: int) -> AbstractContextManager[Any]:
+    def _seeded(self, epoch: int, volume: int) -> AbstractContextManager[object]:
         """Return a context in which a volume's random transforms draw what belongs to it in this epoch."""
         drawn = draws(self.volumes) if self.sampler is None else Draws.ANYTHING
         if drawn is Draws.NOTHING:
@@ -285,7 +285,7 @@ class PatchDataset(DeclaresDraws):
 class _Volume:
     """A volume that was read: what gives its patches by number, and the numbers of those that were not delivered yet."""
 
-    def __init__(self, make: Callable[[int], Any], count: int) -> None:
+    def __init__(self, make: Callable[[int], object], count: int) -> None:
         self.make, self.left = make, set(range(count))
 
 
@@ -312,7 +312,9 @@ def _entered(seeds: SampleSeeds) -> Iterator[None]:
         yield
 
 
-def _check_together(size: Any, patches: Any, overlap: Any, sampler: Any, shapes: Any, locations: bool | None) -> None:
+def _check_together(
+    size: object, patches: object, overlap: object, sampler: object, shapes: object, locations: bool | None
+) -> None:
     """Refuse settings that contradict each other."""
     if (size is None) is (sampler is None):
         raise ValueError(f"PatchDataset: size is {size!r} and sampler is {sampler!r}, wanted one of them.")
@@ -331,7 +333,7 @@ def _check_together(size: Any, patches: Any, overlap: Any, sampler: Any, shapes:
         )
 
 
-def _sizes(name: str, given: Any, axes: int, least: int) -> Shape:
+def _sizes(name: str, given: object, axes: int, least: int) -> Shape:
     """Return a setting with one integer for each axis."""
     found = (given,) * axes if isinstance(given, int | np.integer) and not isinstance(given, bool) else given
     values = tuple(found) if isinstance(found, Iterable) else ()
@@ -342,7 +344,7 @@ def _sizes(name: str, given: Any, axes: int, least: int) -> Shape:
     return tuple(map(int, values))
 
 
-def _counts(patches: Any, volumes: int) -> Int64Array:
+def _counts(patches: object, volumes: int) -> Int64Array:
     """Return the number of random patches of each volume (V,)."""
     if isinstance(patches, int | np.integer):
         check_integer("PatchDataset", "patches", patches, 1)
