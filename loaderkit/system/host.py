@@ -6,11 +6,13 @@ would depend on its workers, or lie on two devices.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Generic, TypeVar
 
 import torch
 
 torch.get_default_device()  # so that torch imports now what this needs: at the first batch no file may be free to open
+
+T = TypeVar("T")
 
 
 def use_host() -> None:
@@ -19,23 +21,23 @@ def use_host() -> None:
         torch.set_default_device("cpu")
 
 
-def host() -> AbstractContextManager[Any]:
+def host() -> AbstractContextManager[object]:
     """Make tensors on the host inside, unless a device is named."""
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
-def on_host(items: Iterator[Any]) -> Iterator[Any]:
+def on_host(items: Iterator[T]) -> Iterator[T]:
     """Return items that are made on the host, unless a device is named."""
     return items if torch.get_default_device().type == "cpu" else _OnHost(items)
 
 
-class _OnHost:
-    def __init__(self, items: Iterator[Any]) -> None:
+class _OnHost(Generic[T]):
+    def __init__(self, items: Iterator[T]) -> None:
         self._items = items
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> T:
         with torch.device("cpu"):
             return next(self._items)
