@@ -46,7 +46,7 @@ class PlanPart:
 
     order: Order | None
     end: int | None = None
-    collate_fn: Callable[[list[Any]], Any] | None = None
+    collate_fn: Callable[[list[Any]], object] | None = None
 
 
 class Cuts(NamedTuple):
@@ -100,7 +100,7 @@ class Plan(ABC):
     def key(self, epoch: int) -> str:
         """Return a text that names the order of the samples: its version and all settings that shape it."""
 
-    def identity(self, cursor: Cursor, dataset: Any, size: int) -> tuple[str, str]:
+    def identity(self, cursor: Cursor, dataset: object, size: int) -> tuple[str, str]:
         """Return texts that name the dataset and the order that a cursor belongs to, for its state."""
         return fingerprint(dataset, size), self.key(cursor.epoch)
 

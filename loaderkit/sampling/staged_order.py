@@ -44,7 +44,7 @@ class StagedOrder(Order):
     def __init__(self, sources: Sources, names: Sequence[str], blends: Sequence[Blend], *, window: int) -> None:
         self._sources, self._names, self._blends, self._window = sources, list(names), list(blends), window
         self.ends = list(accumulate(blend.samples for blend in blends))  # of the stages
-        self._epochs: dict[Any, Any] = {}  # the pattern of each split of a window
+        self._epochs: dict[object, Any] = {}  # the pattern of each split of a window
         pieces = [piece for blend in blends for piece in _pieces(blend, window)]
         sizes = [size for size, _ in pieces]
         self._shares = np.array([shares for _, shares in pieces], dtype=np.int64)
