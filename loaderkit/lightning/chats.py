@@ -5,7 +5,7 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -164,7 +164,7 @@ class ChatDataModule(DataModule):
         changed = dataclasses.replace(config, plan=plan, collate_fn=collate, shuffle=None)
         return super()._make_loader(kind, dataset, changed, shuffle and plan is None)
 
-    def _collate(self, side: Side, *, packed: bool) -> Any:
+    def _collate(self, side: Side, *, packed: bool) -> Callable[[list[Any]], object]:
         pictures = self._make_chats.keywords.get("pictures")
         images = pictures.patches if pictures is not None and callable(pictures.patches) else None
         if not packed:
@@ -177,7 +177,7 @@ class ChatDataModule(DataModule):
             fields={"labels": -100, **({} if images is None else {"images": images})},
         )
 
-    def _cut(self) -> dict[str, Any]:
+    def _cut(self) -> dict[str, object]:
         """Return what cuts or refuses a sample as it is read; nothing if the lengths decide before."""
         most = self.batching.max_length
         if most is None or (self._needs_lengths() and self._too_long in ("error", "drop")):
@@ -187,7 +187,7 @@ class ChatDataModule(DataModule):
     def _needs_lengths(self) -> bool:
         return self.batching.how != "random" or self._too_long == "drop"
 
-    def _open(self, data: StageData) -> Any:
+    def _open(self, data: StageData) -> object:
         if data.stage == "predict" and not self._pairs:
             cut = "error" if self._too_long == "error" else "truncate_left"
             prompts = {"train_on": "none", "max_length": self.batching.max_length, "too_long": cut}
@@ -255,7 +255,7 @@ class ChatDataModule(DataModule):
             group_by=[self._digest(records[index]) for index in range(len(records))],
         )
 
-    def _digest(self, record: Any) -> str:
+    def _digest(self, record: object) -> str:
         names = self._make_chats.keywords.get("columns") or {}
         known = PREFERENCE_COLUMNS if self._pairs else CHAT_COLUMNS
         used = [record.get(names.get(name, name)) for name in known] if isinstance(record, Mapping) else record

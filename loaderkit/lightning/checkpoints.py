@@ -48,7 +48,7 @@ def newest_checkpoint(*folders: str | os.PathLike[str]) -> str | None:
     return None
 
 
-def _checkpoints(folder: str) -> list[tuple[Any, bool, str, Any, list[str]]]:
+def _checkpoints(folder: str) -> list[tuple[object, bool, str, Any, list[str]]]:
     """Return (time, whether a signal saved it, path, file system, files) of each checkpoint."""
     files, root = fsspec.core.url_to_fs(folder)
     files.invalidate_cache()  # of listings
