@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Any
 
 from torch import Tensor
 
@@ -81,7 +80,7 @@ class ThreadsEngine:
         self._run: Callable[[], _Run | None] = lambda: None  # the latest, if it is in use
         self._crew: _Crew | None = None
 
-    def run(self, keys: Iterable[BatchKey], seed: int = 0) -> Iterator[Any]:
+    def run(self, keys: Iterable[BatchKey], seed: int = 0) -> Iterator[object]:
         before = self._run()
         if before is not None:
             before.end()
@@ -268,7 +267,7 @@ def _size_of(batch: object) -> int:
     """Return the bytes of a batch's tensors."""
     sizes = []
 
-    def add(leaf: Any) -> object:
+    def add(leaf: object) -> object:
         sizes.append(tensor_bytes(leaf) if isinstance(leaf, Tensor) else 0)
         return leaf
 

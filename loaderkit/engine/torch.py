@@ -367,7 +367,7 @@ class TorchEngine:
         self._running: weakref.ref[Batches] | None = None
         self._owner = os.getpid()
 
-    def run(self, keys: Iterable[BatchKey], seed: int = 0) -> Iterator[Any]:
+    def run(self, keys: Iterable[BatchKey], seed: int = 0) -> Iterator[object]:
         check_children(self.num_workers)
         if self._owner != os.getpid():  # its workers belong to the parent of this fork
             self._loader, self._owner = None, os.getpid()

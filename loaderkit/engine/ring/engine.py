@@ -5,7 +5,6 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import torch
 
@@ -77,7 +76,7 @@ class RingEngine:
         self._run: Callable[[], _Run | None] = lambda: None  # the latest, if it is in use
         self._numbers = 0  # tasks so far, over all runs
 
-    def run(self, keys: Iterable[BatchKey], seed: int = 0) -> Iterator[Any]:
+    def run(self, keys: Iterable[BatchKey], seed: int = 0) -> Iterator[object]:
         if self._team is not None and self._team.owner != os.getpid():
             self._team = None  # it belongs to the parent of this fork
         elif (before := self._run()) is not None:

@@ -51,7 +51,7 @@ def write_batch(batch: object, slots: Slots, slot: int) -> Written:
     return Written(structure, size, image)
 
 
-def read_batch(structure: bytes, memory: Any, *, own_arrays: bool = False) -> Any:
+def read_batch(structure: bytes, memory: Any, *, own_arrays: bool = False) -> object:
     """Return the batch of a structure. Its tensors and arrays are views of the memory, which is the slot's or the image's.
 
     With `own_arrays`, arrays are copies: only tensors hold the memory.

@@ -143,7 +143,7 @@ def _failure(error: BaseException, where: str) -> bytes:
     return pickle.dumps((message, kind))
 
 
-def _send(fd: int, content: Any) -> None:
+def _send(fd: int, content: bytes | bytearray | memoryview) -> None:
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(fd, rest) :]
