@@ -205,7 +205,7 @@ class DataModule(pl.LightningDataModule):
         return self._make("predict", self._make_eval)
 
     @property
-    def transfer_batch_to_device(self) -> Callable[..., Any]:
+    def transfer_batch_to_device(self) -> Callable[..., object]:
         """A function that copies a batch to a device, as `lk.to_device` does. A hook of the LightningModule counts instead."""
         module = None if self.trainer is None else self.trainer.lightning_module
         return super().transfer_batch_to_device if is_overridden("transfer_batch_to_device", module) else move_batch

@@ -15,6 +15,7 @@ from typing_extensions import override
 from loaderkit.collate.chats import ChatCollate
 from loaderkit.collate.pack import PackCollate
 from loaderkit.collate.rules import Side
+from loaderkit.datasets.base import MapStyle
 from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.images.decode import is_picture
 from loaderkit.datasets.rows.chats import ChatDataset
@@ -219,7 +220,7 @@ class ChatDataModule(DataModule):
         if dropped:
             _logger.warning("%s and are left out.", said)
 
-    def _records(self, data: StageData) -> Any:
+    def _records(self, data: StageData) -> MapStyle[object]:
         """Return the records of a stage."""
         records = self._whole(data.key, data.source)
         if not data.is_share:
@@ -232,7 +233,7 @@ class ChatDataModule(DataModule):
             )
         return SubsetDataset(records, indices)
 
-    def _whole(self, key: str, source: ChatData) -> Any:
+    def _whole(self, key: str, source: ChatData) -> MapStyle[object]:
         if key not in self._opened:
             self._opened[key] = (
                 open_shards(source, format=self._format) if is_urls(source) else records_of(source, "ChatDataModule")
@@ -240,11 +241,11 @@ class ChatDataModule(DataModule):
         return self._opened[key]
 
     @functools.cached_property
-    def _opened(self) -> dict[str, Any]:
+    def _opened(self) -> dict[str, MapStyle[object]]:
         return {}
 
     @functools.cached_property
-    def _shares(self) -> Split[Any]:
+    def _shares(self) -> Split[list[int]]:
         """The shares of the training data, by a digest of what is used of each record."""
         train = next(one for one in self._stage_data if one.is_share)
         records = self._whole(train.key, train.source)
@@ -273,10 +274,10 @@ def _as_text(value: Any) -> str:
     return f"{value.mode} {value.size}" if is_picture(value) else str(value)
 
 
-class _Measured(SubsetDataset[Any]):
+class _Measured(SubsetDataset[object]):
     """Samples whose lengths are known."""
 
-    def __init__(self, dataset: Any, indices: Int64Array, lengths: Int64Array) -> None:
+    def __init__(self, dataset: MapStyle[object], indices: Int64Array, lengths: Int64Array) -> None:
         super().__init__(dataset, indices)
         self._known = lengths
 

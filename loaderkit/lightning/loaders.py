@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, Never, TypeVar
+from typing import Never, TypeVar
 
 import torch
 import torch.utils.data as torch_data
@@ -96,7 +96,7 @@ class TrainLoader(TrainerLoader):
     def __iter__(self) -> Iterator[object]:
         return super().__iter__() if self._history is None else self._history.run(super().__iter__)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return super().state_dict() if self._history is None else self._history.saved()
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
@@ -185,7 +185,7 @@ class _SeenIndices(IndexBatchSamplerWrapper):
         self._loader = loader
 
     @property
-    def seen_batch_indices(self) -> Any:  # type: ignore[override]  # Lightning's is a list
+    def seen_batch_indices(self) -> object:  # type: ignore[override]  # Lightning's is a list
         return self
 
     def __len__(self) -> int:
