@@ -86,7 +86,7 @@ class Plan(ABC):
 
     if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             # Not attributes of the class: a dataclass would take their values for defaults of its fields.
             if name in ("order", "lengths"):
                 return None
