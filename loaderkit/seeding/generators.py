@@ -27,7 +27,7 @@ class Key:
             return np.array((self._seed, 0), dtype=np.uint64)
         return self._hashed().generate_state(n_words, dtype)
 
-    def spawn(self, n_children: int) -> list[Any]:
+    def spawn(self, n_children: int) -> list[np.random.SeedSequence]:
         """Return child seed sequences, as `np.random.SeedSequence.spawn` does."""
         return self._hashed().spawn(n_children)
 
