@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import operator
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cached_property, lru_cache
 from types import MappingProxyType, SimpleNamespace
@@ -43,7 +43,7 @@ def field_names(value: Any) -> list[str] | None:
     Fields are those of dataclasses, attrs classes, pydantic models and SimpleNamespace.
     """
     kind: Any = type(value)
-    names: Any = declared_fields(kind)
+    names: Iterable[str] | None = declared_fields(kind)
     if names is None and hasattr(kind, "__pydantic_validator__"):
         names = *kind.model_fields, *(value.__pydantic_extra__ or ())
     elif names is None and isinstance(value, SimpleNamespace):
