@@ -161,7 +161,7 @@ def check_private(saved: str | None, found: Sequence[Found], policy: PrivatePoli
         )
 
 
-def _has_numbers(dataset: Mapping[Any, object]) -> bool:
+def _has_numbers(dataset: Mapping[object, object]) -> bool:
     """Return whether a mapping has samples by number, as a dict from 0 to N - 1 has, or a TensorDict, whose keys are names alone."""
     try:
         return 0 in dataset

@@ -87,7 +87,7 @@ def join_ranks(
     cursor: RankCursor, values: Sequence[str | None], count: int, place: Callable[..., object] = Place
 ) -> StreamCursor:
     """Combine one rank's cursor, and the `RankCursor.value` of each rank that answered, over `count` lanes."""
-    lanes: list[Any] = [None] * count
+    lanes: list[object] = [None] * count
     turns: list[int | None] = [None] * len(values)
     bad = [0] * len(values)
     for rank, value in enumerate(values):
