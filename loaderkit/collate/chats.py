@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from loaderkit.collate.field_collator import Rule
 from loaderkit.collate.pad import MultimodalCollate
 from loaderkit.collate.rules import Pad, Side
 from loaderkit.seeding.draws import draws_nothing
@@ -50,7 +51,7 @@ class ChatCollate:
     pad_token: int = 0
     multiple_of: int = 1
     side: Side = "right"
-    images: Callable[[list[Any]], Any] | None = None
+    images: Callable[[list[Any]], object] | None = None
 
     @property
     def draws_nothing(self) -> bool:
@@ -58,10 +59,10 @@ class ChatCollate:
         return self.images is None or draws_nothing(self.images)
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
-        names: Collection[Any] = samples[0].keys() if samples and isinstance(samples[0], Mapping) else ()
+        names: Collection[object] = samples[0].keys() if samples and isinstance(samples[0], Mapping) else ()
         if "chosen" in names:
             return self._pairs(samples)
-        rules: dict[str, Any] = {
+        rules: dict[str, Rule] = {
             "input_ids": Pad(value=self.pad_token, multiple_of=self.multiple_of, side=self.side, mask=True)
         }
         if "labels" in names:
@@ -72,7 +73,7 @@ class ChatCollate:
         made = {"input_ids": batch["input_ids"], "attention_mask": batch["input_ids_mask"].long()}
         return {**made, **{name: batch[name] for name in ("labels", "images") if name in names}}
 
-    def _pairs(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def _pairs(self, samples: Sequence[Mapping[str, object]]) -> dict[str, object]:
         try:
             batch = self([sample[side] for side in ("chosen", "rejected") for sample in samples])
         except CollateError as error:
@@ -82,7 +83,7 @@ class ChatCollate:
             batch |= MultimodalCollate({"images": self._images()})(shared)
         return batch
 
-    def _images(self) -> Callable[[list[Any]], Any]:
+    def _images(self) -> Callable[[list[Any]], object]:
         if self.images is None:
             raise CollateError(
                 "ChatCollate: the samples have pictures, wanted what collates them: ChatCollate(images=Patches(...)), or "

@@ -72,7 +72,7 @@ class DetectionCollate:
         if self.box_format not in ("XYXY", "XYWH", "CXCYWH"):
             raise ValueError(f"DetectionCollate: box_format is {self.box_format!r}, wanted 'XYXY', 'XYWH' or 'CXCYWH'.")
 
-    def __call__(self, samples: Sequence[Any]) -> tuple[Any, ...]:
+    def __call__(self, samples: Sequence[object]) -> tuple[Any, ...]:
         if not len(samples):
             raise ValueError("DetectionCollate: no samples given, wanted at least one.")
         pairs = [self._pair(sample, row) for row, sample in enumerate(samples)]
@@ -89,7 +89,7 @@ class DetectionCollate:
             raise difference("shape", shapes, self.image, "DetectionCollate", way_out)
         return stack_field(images, self.image), targets
 
-    def _pair(self, sample: Any, row: int) -> tuple[Any, Any]:
+    def _pair(self, sample: object, row: int) -> tuple[object, object]:
         if isinstance(sample, Mapping) and self.image in sample:
             return sample[self.image], {name: value for name, value in sample.items() if name != self.image}
         if isinstance(sample, tuple | list) and len(sample) == 2:
@@ -101,7 +101,7 @@ class DetectionCollate:
         )
 
     @staticmethod
-    def _image(image: Any, row: int) -> Tensor:
+    def _image(image: object, row: int) -> Tensor:
         tv_tensors = torchvision_module("tv_tensors", _NAME)
         if not isinstance(image, Tensor) or image.ndim != 3:
             found = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
@@ -112,10 +112,10 @@ class DetectionCollate:
         made: Tensor = image if isinstance(image, tv_tensors.Image) else tv_tensors.Image(image)
         return made
 
-    def _target(self, target: Any, image: Tensor, row: int) -> dict[str, Any]:
+    def _target(self, target: Any, image: Tensor, row: int) -> dict[str, object]:
         tv_tensors = torchvision_module("tv_tensors", _NAME)
         size = (int(image.shape[1]), int(image.shape[2]))
-        rest: dict[str, Any] = {}
+        rest: dict[str, object] = {}
         try:
             if isinstance(target, Mapping) and "annotations" in target:
                 rest = {name: value for name, value in target.items() if name != "annotations"}
@@ -128,7 +128,7 @@ class DetectionCollate:
         except (ValueError, TypeError) as error:
             raise CollateError(f"DetectionCollate: a target does not fit: {error}", [row]) from error
 
-    def _check(self, target: Mapping[str, Any], size: tuple[int, int]) -> dict[str, Any]:
+    def _check(self, target: Mapping[str, Any], size: tuple[int, int]) -> dict[str, object]:
         tv_tensors = torchvision_module("tv_tensors", _NAME)
         functional = torchvision_module("transforms.v2.functional", _NAME)
         if "boxes" not in target:
@@ -163,7 +163,7 @@ class DetectionCollate:
         return made
 
 
-def _tensor(values: Any, name: str, dtype: torch.dtype | None) -> Tensor:
+def _tensor(values: object, name: str, dtype: torch.dtype | None) -> Tensor:
     """Return a target's values as a tensor. Floats in lists get torch's default dtype."""
     if isinstance(values, Tensor):
         return values if dtype is None else values.to(dtype)

@@ -14,7 +14,7 @@ from loaderkit.datasets.ragged import Ragged
 from loaderkit.system.containers import with_parts
 from loaderkit.system.stack import CollateError, batch_like, join_path, named, stack_field
 
-Rule = Pad | Jagged | Mapping[Any, Any] | Callable[[list[Any]], Any]
+Rule = Pad | Jagged | Mapping[Any, Any] | Callable[[list[Any]], object]
 Rules = Mapping[Any, Any]  # from a key, a position, or a path such as "a.b", to a Rule
 
 
@@ -29,10 +29,10 @@ class FieldCollator:
     """
 
     collate: str
-    default: Callable[[Sequence[Any], str], Any] = stack_field
+    default: Callable[[Sequence[Any], str], object] = stack_field
     whole: bool = False
 
-    def collate_field(self, values: Any, rule: Any, path: str) -> tuple[Any, dict[str, Tensor]]:
+    def collate_field(self, values: Any, rule: Rule, path: str) -> tuple[object, dict[str, Tensor]]:
         """Return one field of the batch, and the lengths and mask that its rule adds."""
         if isinstance(rule, Pad):
             return pad_field(values, path, rule)
@@ -57,12 +57,12 @@ class FieldCollator:
             "dicts or tuples. For samples that are sequences give one rule, such as Pad()."
         )
 
-    def _collate_mapping(self, values: Any, rules: Rules, path: str) -> dict[Any, Any]:
+    def _collate_mapping(self, values: Any, rules: Rules, path: str) -> dict[object, object]:
         names = list(values if self.whole else values[0])
         if not self.whole:
             self._check_parts(values, "keys", path, lambda sample: isinstance(sample, Mapping) and sample.keys())
         rules = self._rules_of(rules, names, path)
-        batch: dict[Any, Any] = {}
+        batch: dict[object, object] = {}
         for name in names:
             batch[name], extras = self._collate_part(values, name, name, rules, path)
             for what, extra in extras.items():
@@ -74,13 +74,13 @@ class FieldCollator:
                 batch[f"{name}_{what}"] = extra
         return batch
 
-    def _collate_tuple(self, values: Any, rules: Rules, path: str) -> Any:
+    def _collate_tuple(self, values: Any, rules: Rules, path: str) -> object:
         first = values if self.whole else values[0]
         if not self.whole:
             self._check_parts(values, "parts", path, lambda sample: not isinstance(sample, Mapping) and len(sample))
         names = list(getattr(first, "_fields", range(len(first))))
         rules = self._rules_of(rules, names, path)
-        parts: list[Any] = []
+        parts: list[object] = []
         appended: list[Tensor] = []
         for place, name in enumerate(names):
             part, extras = self._collate_part(values, place, name, rules, path)
@@ -90,13 +90,15 @@ class FieldCollator:
             return (*parts, *appended)
         return with_parts(first, parts) if self.whole else batch_like(values, parts, path)
 
-    def _collate_part(self, values: Any, key: Any, name: Any, rules: Rules, path: str) -> tuple[Any, dict[str, Tensor]]:
+    def _collate_part(
+        self, values: Any, key: object, name: object, rules: Rules, path: str
+    ) -> tuple[object, dict[str, Tensor]]:
         column = values[key] if self.whole else [sample[key] for sample in values]
         if name in rules:
             return self.collate_field(column, rules[name], join_path(path, name))
         return (column if self.whole else self.default(column, join_path(path, name))), {}
 
-    def _check_parts(self, samples: Sequence[Any], what: str, path: str, parts: Callable[[Any], Any]) -> None:
+    def _check_parts(self, samples: Sequence[object], what: str, path: str, parts: Callable[[Any], object]) -> None:
         """Refuse samples whose keys, or number of parts, differ from the first sample's."""
         wanted = parts(samples[0])
         for row, sample in enumerate(samples):
@@ -108,7 +110,7 @@ class FieldCollator:
                     [0, row],
                 )
 
-    def _rules_of(self, rules: Rules, names: list[Any], path: str) -> dict[Any, Any]:
+    def _rules_of(self, rules: Rules, names: list[object], path: str) -> Rules:
         """Return each field's rule. Paths become nested rules."""
         found: dict[Any, Any] = {}
         missing = []
@@ -130,12 +132,12 @@ class FieldCollator:
         return found
 
 
-def _join_field(values: Any, path: str, rule: Jagged) -> Any:
+def _join_field(values: Any, path: str, rule: Jagged) -> object:
     ragged = values if isinstance(values, Ragged) else sequences_of(values, path, "RaggedCollate").to_ragged()
     return torch.nested.nested_tensor_from_jagged(ragged.values, ragged.offsets) if rule.nested else ragged
 
 
-def _split_path(name: Any, names: list[Any]) -> tuple[Any, str]:
+def _split_path(name: object, names: list[object]) -> tuple[object, str]:
     """Return the first part of a path, as the samples name it, and the rest. The first part is None if they lack it."""
     if name in names:
         return name, ""

@@ -67,7 +67,7 @@ class PackCollate:
     pad_value: float = 0
     labels: Literal["next", "same"] | None = "next"
     ignore_index: int = -100
-    fields: Mapping[Any, float | Callable[[list[Any]], Any]] = field(default_factory=dict)
+    fields: Mapping[Any, float | Callable[[list[Any]], object]] = field(default_factory=dict)
     dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
@@ -103,11 +103,11 @@ class PackCollate:
         bounds = np.array([0, *accumulate(map(len, rows))])
         return self._pack(self._columns(flat), bounds)
 
-    def _columns(self, samples: list[Any]) -> dict[Any, list[Any]]:
+    def _columns(self, samples: list[Any]) -> dict[str, list[object]]:
         """Return the values of each field."""
         first = samples[0]
         if isinstance(first, Mapping):
-            names: Any = first.keys()
+            names = first.keys()
             for place, sample in enumerate(samples):
                 if not isinstance(sample, Mapping) or sample.keys() != names:
                     raise CollateError(f"PackCollate: samples have keys {list(names)} and {_keys(sample)}", [0, place])
@@ -118,8 +118,8 @@ class PackCollate:
             if not isinstance(sample, tuple) or len(sample) != len(first):
                 found = len(sample) if isinstance(sample, tuple) else type(sample).__name__
                 raise CollateError(f"PackCollate: samples have {len(first)} parts and {found}", [0, place])
-        names = getattr(first, "_fields", (self.tokens, *range(1, len(first))))
-        return dict(zip(names, map(list, zip(*samples, strict=True)), strict=True))
+        parts = getattr(first, "_fields", (self.tokens, *range(1, len(first))))
+        return dict(zip(parts, map(list, zip(*samples, strict=True)), strict=True))
 
     def collate_batch(self, batch: Any, rows: Int64Array | None = None) -> dict[str, Any]:
         """Collate what a dataset's `read_batch` returns.
@@ -132,7 +132,7 @@ class PackCollate:
         bounds = np.array([0, len(columns[self.tokens].offsets) - 1]) if rows is None else rows
         return self._pack(columns, bounds)
 
-    def _pack(self, columns: Mapping[Any, Any], bounds: Int64Array) -> dict[str, Any]:
+    def _pack(self, columns: Mapping[str, Any], bounds: Int64Array) -> dict[str, object]:
         missing = [name for name in (self.tokens, *self.fields) if name not in columns]
         if missing:
             raise KeyError(
@@ -142,7 +142,7 @@ class PackCollate:
         sequences = sequences_of(columns[self.tokens], self.tokens, "PackCollate")
         layout = _Layout(sequences.lengths, bounds, self._steps(sequences.lengths, bounds))
         tokens = self._row_by_row(sequences, layout, self.pad_value, self.dtype)
-        made: dict[Any, Any] = {self.tokens: tokens, **layout.describe()}
+        made: dict[str, object] = {self.tokens: tokens, **layout.describe()}
         if self.labels:
             made["labels"] = self._label(tokens, layout)
         for name, values in columns.items():
@@ -228,7 +228,7 @@ class _Layout:
         places: Int64Array = (self.ends - 1 if last else self.ends - self.sizes)[some]
         return places
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         positions = np.arange(self.rows * self.steps) - np.repeat(self.ends - self.sizes, self.sizes)
         return {
             "position_ids": torch.from_numpy(positions).view(self.rows, self.steps),
@@ -281,5 +281,5 @@ def _are_rows(samples: Sequence[Any]) -> bool:
     return not isinstance(first, Number | np.generic) and not (isinstance(first, Tensor) and first.ndim == 0)
 
 
-def _keys(sample: Any) -> Any:
+def _keys(sample: object) -> list[object] | str:
     return list(sample) if isinstance(sample, Mapping) else type(sample).__name__

@@ -51,21 +51,21 @@ class PadCollate(Generic[Batch]):
     takes_rows: ClassVar[bool] = False  # rows of several samples each, as a PackPlan makes them
     draws_nothing: ClassVar[bool] = True
 
-    fields: Mapping[Any, Any] | Pad = field(default_factory=Pad)
+    fields: Rules | Pad = field(default_factory=Pad)
     sort_by: str | int | None = None
 
     def __post_init__(self) -> None:
         _check_rules(self.fields, (Pad,), "PadCollate")
 
-    def __call__(self, samples: Sequence[Any]) -> Batch:
+    def __call__(self, samples: Sequence[object]) -> Batch:
         batch: Batch = self._collate(samples, FieldCollator("PadCollate"))
         return batch
 
-    def collate_batch(self, batch: Any) -> Any:
+    def collate_batch(self, batch: object) -> Any:
         """Collate what a dataset's `read_batch` returns, with sequences as a `Ragged`."""
         return self._collate(batch, FieldCollator("PadCollate", whole=True))
 
-    def _collate(self, samples: Any, collator: FieldCollator) -> Any:
+    def _collate(self, samples: object, collator: FieldCollator) -> Any:
         if self.sort_by is None:
             return _by_rules(samples, self.fields, collator)
         lengths = torch.tensor(
@@ -106,7 +106,7 @@ class RaggedCollate(Generic[Batch]):
     takes_rows: ClassVar[bool] = False  # rows of several samples each, as a PackPlan makes them
     draws_nothing: ClassVar[bool] = True
 
-    fields: Sequence[Any] | None = None
+    fields: Sequence[str | int] | None = None
     nested: bool = True
     _rules: Rules | Jagged = field(init=False, repr=False, compare=False)
 
@@ -116,11 +116,11 @@ class RaggedCollate(Generic[Batch]):
         rule = Jagged(nested=self.nested)
         object.__setattr__(self, "_rules", rule if self.fields is None else dict.fromkeys(self.fields, rule))
 
-    def __call__(self, samples: Sequence[Any]) -> Batch:
+    def __call__(self, samples: Sequence[object]) -> Batch:
         batch: Batch = _by_rules(samples, self._rules, FieldCollator("RaggedCollate"))
         return batch
 
-    def collate_batch(self, batch: Any) -> Any:
+    def collate_batch(self, batch: object) -> Any:
         """Collate what a dataset's `read_batch` returns, with sequences as a `Ragged`."""
         return _by_rules(batch, self._rules, FieldCollator("RaggedCollate", whole=True))
 
@@ -143,7 +143,7 @@ class MultimodalCollate(Generic[Batch]):
         ([[1, 2], [3, 0]], [2, 1], ['a', 'b'])
     """
 
-    fields: Mapping[Any, Rule]
+    fields: Rules
 
     def __post_init__(self) -> None:
         _check_rules(self.fields, None, "MultimodalCollate")
@@ -153,7 +153,7 @@ class MultimodalCollate(Generic[Batch]):
         """Whether no rule draws random numbers. Rules that are functions say so themselves."""
         return _draw_nothing(self.fields)
 
-    def __call__(self, samples: Sequence[Any]) -> Batch:
+    def __call__(self, samples: Sequence[object]) -> Batch:
         batch: Batch = _by_rules(samples, self.fields, FieldCollator("MultimodalCollate"))
         return batch
 
@@ -164,7 +164,7 @@ def _draw_nothing(rule: Rule) -> bool:
     return isinstance(rule, Pad | Jagged) or rule is list or draws_nothing(rule)
 
 
-def _check_rules(rules: Any, kinds: tuple[type, ...] | None, collate: str) -> None:
+def _check_rules(rules: object, kinds: tuple[type, ...] | None, collate: str) -> None:
     if isinstance(rules, Mapping):
         for rule in rules.values():
             _check_rules(rule, kinds, collate)
@@ -180,7 +180,7 @@ def _check_some(samples: Any, collator: FieldCollator) -> None:
         raise ValueError(f"{collator.collate}: no samples given, wanted at least one.")
 
 
-def _by_rules(samples: Any, rules: Any, collator: FieldCollator) -> Any:
+def _by_rules(samples: object, rules: Rules | Pad | Jagged, collator: FieldCollator) -> Any:
     _check_some(samples, collator)
     if not isinstance(rules, Pad | Jagged):
         return collator.collate_fields(samples, rules)
@@ -193,13 +193,13 @@ def _column(samples: Any, path: str | int, collator: FieldCollator) -> Any:
     _check_some(samples, collator)
     if path == "":
         return samples
-    found: list[Any] = []
+    found: list[object] = []
     ignoring = FieldCollator(collator.collate, default=lambda *_: None, whole=collator.whole)
     ignoring.collate_fields(samples, {path: found.append})
     return found[0]
 
 
-def _reorder(values: Any, order: Tensor, whole: bool) -> Any:
+def _reorder(values: Any, order: Tensor, whole: bool) -> object:
     """Return samples, or the fields of a whole batch, in another order."""
     if whole and isinstance(values, Ragged):
         rows = split(values.values, values.offsets.diff().tolist())

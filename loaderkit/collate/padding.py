@@ -12,7 +12,6 @@ from torch import Tensor
 
 from loaderkit.collate.rules import Pad, Side
 from loaderkit.collate.sequences import (
-    Array,
     as_sequence,
     as_tensor,
     check_too_long,
@@ -23,6 +22,7 @@ from loaderkit.collate.sequences import (
 from loaderkit.datasets.ragged import Ragged
 from loaderkit.system.batch_memory import LARGE, as_array, bits_of, empty_array, new_empty
 from loaderkit.system.stack import CollateError, difference, like_samples, named
+from loaderkit.system.types import Array
 
 # Longer rows are copied one by one. Joining them first writes to new memory: 16 rows of 160,000 float32 take 24 ms, not 0.8.
 _LONG_ROW = 1 << 15  # elements
@@ -92,7 +92,7 @@ def _extras(lengths: Array, there: Array, rule: Pad) -> dict[str, Tensor]:
     return extras
 
 
-def _pad_each(rows: list[Any], path: str, rule: Pad) -> tuple[Tensor, Array, Array]:
+def _pad_each(rows: list[object], path: str, rule: Pad) -> tuple[Tensor, Array, Array]:
     """Pad any axes, sample by sample; return the batch (B, *), lengths (B,) or (B, D), and the mask (B, T_1, ..., T_D)."""
     items = [as_tensor(as_sequence(value, path, row, "PadCollate")) for row, value in enumerate(rows)]
     dims = _padded_axes(items, path, rule)
@@ -153,7 +153,7 @@ def _like_samples(padded: Tensor, values: Any, path: str) -> Tensor:
 
 
 def pad_sequences(
-    sequences: Sequence[Any] | Ragged, *, value: float = 0, side: Side = "right", multiple_of: int = 1
+    sequences: Sequence[object] | Ragged, *, value: float = 0, side: Side = "right", multiple_of: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Stack sequences of different lengths into one padded batch.
 

@@ -54,7 +54,7 @@ class Patches:
                 f"Patches: size is {self.size}, merge {self.merge} and max_tokens {self.max_tokens}; wanted at least 1 each."
             )
 
-    def __call__(self, values: Sequence[Any]) -> dict[str, Tensor]:
+    def __call__(self, values: Sequence[object]) -> dict[str, Tensor]:
         """Collate the values of one field."""
         rows = [(row, picture) for row, value in enumerate(values) for picture in _pictures(value, row)]
         for row, picture in rows:
@@ -72,7 +72,7 @@ class Patches:
             "pictures": torch.tensor(counts, dtype=torch.int64, device="cpu"),
         }
 
-    def tokens(self, value: Any) -> int:
+    def tokens(self, value: object) -> int:
         """Return how many tokens a picture (C, H, W), or a list of pictures, costs: a part of a sample's length for a plan."""
         return sum(self.tokens_of(*picture.shape[1:]) for picture in _pictures(value, 0))
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from numbers import Number
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -111,11 +111,11 @@ class Jagged:
     nested: bool = True
 
 
-def check_dtype(dtype: Any, name: str) -> None:
+def check_dtype(dtype: object, name: str) -> None:
     """Raise a TypeError unless a dtype is one of torch, or None."""
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"{name}: dtype is {dtype!r}, wanted a dtype of torch, such as torch.int64.")
 
 
-def _is_integer(value: Any) -> bool:
+def _is_integer(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -8,7 +8,6 @@ from operator import attrgetter, countOf, sub
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -16,8 +15,8 @@ from loaderkit.collate.rules import Pad
 from loaderkit.datasets.ragged import Ragged
 from loaderkit.system.arrays import native
 from loaderkit.system.stack import CollateError, check_unmasked, difference, from_array, named
+from loaderkit.system.types import Array
 
-Array = npt.NDArray[Any]
 _PLAIN = {Tensor, np.ndarray}
 # If one of these is mixed with another dtype, torch.cat raises or returns a third dtype. So the check can come after it.
 _UNPROMOTED = frozenset((torch.uint16, torch.uint32, torch.uint64))
@@ -112,14 +111,14 @@ def sequences_of(values: Sequence[Any] | Ragged, field: str, collate: str = "Pad
     return FieldSequences(items, lengths, first if tensors else _empty_like(first, field, collate), field, collate)
 
 
-def check_dtypes(items: list[Any], field: str, collate: str) -> None:
+def check_dtypes(items: Sequence[Tensor | Array], field: str, collate: str) -> None:
     """Refuse items with different dtypes."""
     if countOf(map(_DTYPE, items), items[0].dtype) < len(items):
         check_shapes(items, field, collate)
         raise difference("dtype", [item.dtype for item in items], field, collate)
 
 
-def check_shapes(items: list[Any], field: str, collate: str) -> None:
+def check_shapes(items: Sequence[Tensor | Array], field: str, collate: str) -> None:
     """Refuse items without axes, and items (T_i, *F) with different F."""
     axes = set(map(_NDIM, items))
     if 0 in axes:
@@ -148,7 +147,7 @@ def _empty_like(array: Array, field: str, collate: str) -> Tensor:
         raise _no_sequence(f"an array of {array.dtype}", field, 0, collate) from None
 
 
-def _as_one_kind(values: list[Any], field: str, collate: str) -> list[Any]:
+def _as_one_kind(values: list[object], field: str, collate: str) -> list[Any]:
     """Return plain tensors only, or arrays only. An empty list takes the dtype of the other values."""
     items = [as_sequence(value, field, row, collate) for row, value in enumerate(values)]
     bare = [isinstance(value, list | tuple) and not len(value) for value in values]
@@ -163,7 +162,7 @@ def _as_one_kind(values: list[Any], field: str, collate: str) -> list[Any]:
     return items
 
 
-def as_sequence(value: Any, field: str, row: int, collate: str) -> Any:
+def as_sequence(value: object, field: str, row: int, collate: str) -> Tensor | Array:
     """Return a tensor, or an array that torch accepts. Lists get the dtype that `torch.tensor` gives them."""
     if isinstance(value, list | tuple):
         try:
@@ -187,7 +186,7 @@ def as_sequence(value: Any, field: str, row: int, collate: str) -> Any:
     return value
 
 
-def as_tensor(value: Any) -> Tensor:
+def as_tensor(value: Tensor | Array) -> Tensor:
     """Return an array as a tensor. Do not write to it."""
     if isinstance(value, Tensor):
         return value

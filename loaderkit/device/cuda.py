@@ -3,13 +3,14 @@
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from loaderkit.system.nested import pin_tensor, to_device
 
+T = TypeVar("T")
 # Host batches whose copies may be queued before the host waits. The device then has enough work; without a limit, a host
 # that only queues work would fill its memory with batches.
 _MOST_HELD = 8
@@ -22,28 +23,29 @@ class Cuda:
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
 
-    def new_stream(self) -> Any:
+    def new_stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch has no types for it
 
-    def current_stream(self) -> Any:
+    def current_stream(self) -> torch.cuda.Stream:
         return torch.cuda.current_stream(self.device)
 
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
+    def on(self, stream: torch.cuda.Stream) -> AbstractContextManager[object]:
         """Return a context in which work is queued on a stream, and memory is allocated for it."""
         return torch.cuda.stream(stream)
 
-    def record(self, stream: Any) -> Any:
+    def record(self, stream: torch.cuda.Stream) -> torch.Event:
         """Return an event that happens when all work queued on a stream so far is done."""
-        return stream.record_event()
+        event: torch.Event = stream.record_event()
+        return event
 
-    def wait(self, stream: Any, event: Any) -> None:
+    def wait(self, stream: torch.cuda.Stream, event: torch.Event) -> None:
         """Make a stream wait for an event; the host does not wait."""
         stream.wait_event(event)
 
-    def is_done(self, event: Any) -> bool:
+    def is_done(self, event: torch.Event) -> bool:
         return bool(event.query())
 
-    def synchronize(self, event: Any) -> None:
+    def synchronize(self, event: torch.Event) -> None:
         """Make the host wait for an event."""
         event.synchronize()
 
@@ -64,10 +66,10 @@ class Cuda:
         return torch.cuda.default_generators[self.device.index]
 
 
-BACKENDS: dict[str, Callable[[torch.device], Any]] = {"cuda": Cuda}
+BACKENDS: dict[str, Callable[[torch.device], Cuda]] = {"cuda": Cuda}
 
 
-def make_backend(device: torch.device) -> Any:
+def make_backend(device: torch.device) -> Cuda | None:
     """Return the `Cuda` of a device; None if the device cannot copy during the computation."""
     kind = BACKENDS.get(device.type)
     return None if kind is None else kind(device)
@@ -81,10 +83,10 @@ class HostBatches:
     """
 
     def __init__(self) -> None:
-        self._held: deque[tuple[Any, Any, Any]] = deque()  # backend, event, batch
-        self._backends: dict[torch.device, Any] = {}
+        self._held: deque[tuple[Cuda, torch.Event, object]] = deque()  # backend, event, batch
+        self._backends: dict[torch.device, Cuda | None] = {}
 
-    def copy(self, batch: Any, device: torch.device) -> Any:
+    def copy(self, batch: T, device: torch.device) -> T:
         """Copy a batch to a device on the current stream, and hold it."""
         if device not in self._backends:
             self._backends[device] = make_backend(device)
@@ -94,7 +96,7 @@ class HostBatches:
             self.hold(batch, backend, backend.record(backend.current_stream()))
         return moved
 
-    def hold(self, batch: Any, backend: Any, event: Any) -> None:
+    def hold(self, batch: object, backend: Cuda, event: torch.Event) -> None:
         """Hold a batch until an event happens; release the batches whose events have happened."""
         held = self._held
         held.append((backend, event, batch))
@@ -112,5 +114,5 @@ class HostBatches:
     def __del__(self) -> None:
         self._wait(len(self._held))
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return HostBatches, ()

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loaderkit.device.cuda import BACKENDS, HostBatches, make_backend
+from loaderkit.device.cuda import BACKENDS, Cuda, HostBatches, make_backend
 from loaderkit.seeding.draws import draws_nothing
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.seeding.private import PrivateGenerators
@@ -29,11 +29,11 @@ from loaderkit.system.checks import check_integer
 from loaderkit.system.nested import is_plain, map_leaves, movable, to_device
 from loaderkit.system.overrides import own_attribute
 
-Transform = Callable[[Any], Any]
+Transform = Callable[[Any], object]
 
 
 def prefetch(
-    batches: Iterable[Any],
+    batches: Iterable[object],
     device: torch.device | str,
     *,
     depth: int = 2,
@@ -77,7 +77,7 @@ class Fetched(NamedTuple):
 
     batch: Any
     seed: int  # seeds the transform's random numbers
-    place: Any = None  # the position after this batch
+    place: object = None  # the position after this batch
     is_last: bool = False  # whether it is the last batch of the pass
 
 
@@ -98,9 +98,9 @@ class Prefetcher:
         self.device = torch.device(device)
         self.depth, self.transform = depth, transform
         self._private = PrivateGenerators({"transform": transform})
-        self._backend: Any = None
-        self._side: Any = None
-        self._consumers: list[Any] = []  # streams on which batches were used
+        self._backend: Cuda | None = None
+        self._side: torch.cuda.Stream | None = None
+        self._consumers: list[torch.cuda.Stream] = []  # streams on which batches were used
         self._copied = HostBatches()
 
     def describe(self) -> str:
@@ -116,7 +116,7 @@ class Prefetcher:
         """
         if self._backend is None:
             self._backend = make_backend(self.device)
-        return self._ahead(fetch) if self._backend is not None else self._one_by_one(fetch)
+        return self._one_by_one(fetch) if self._backend is None else self._ahead(fetch, self._backend)
 
     def _one_by_one(self, fetch: Callable[[], Fetched]) -> Iterator[Fetched]:
         while True:
@@ -127,15 +127,15 @@ class Prefetcher:
             moved = to_device(self._on_host(fetched.batch), self.device)
             yield fetched._replace(batch=self._transformed(moved, fetched.seed))
 
-    def _ahead(self, fetch: Callable[[], Fetched]) -> Iterator[Fetched]:
-        ahead: deque[tuple[Fetched, Any]] = deque()
+    def _ahead(self, fetch: Callable[[], Fetched], backend: Cuda) -> Iterator[Fetched]:
+        ahead: deque[tuple[Fetched, torch.Event]] = deque()
         failed: Exception | None = None
         is_open, yielded = True, 0
         while True:
             # The queue grows by one with each of the first batches, so that training starts after the first two.
             while is_open and len(ahead) <= min(self.depth, yielded + 1):
                 try:
-                    ahead.append(self._send(fetch()))
+                    ahead.append(self._send(fetch(), backend))
                 except StopIteration:
                     is_open = False
                 except Exception as error:
@@ -145,11 +145,10 @@ class Prefetcher:
                     raise failed
                 return
             yielded += 1
-            yield self._receive(*ahead.popleft())
+            yield self._receive(*ahead.popleft(), backend)
 
-    def _send(self, fetched: Fetched) -> tuple[Fetched, Any]:
+    def _send(self, fetched: Fetched, backend: Cuda) -> tuple[Fetched, torch.Event]:
         """Queue a batch's copy; return the batch with the event after the copy."""
-        backend = self._backend
         if self._side is None:
             self._side = backend.new_stream()
         side, consumer = self._side, backend.current_stream()
@@ -157,7 +156,7 @@ class Prefetcher:
             self._consumers.append(consumer)
         targets: dict[int, Tensor] = {}
 
-        def stage(leaf: Any) -> Any:
+        def stage(leaf: Any) -> object:
             if isinstance(leaf, Tensor) and is_plain(leaf):
                 leaf = backend.pinned(leaf)
                 targets[id(leaf)] = backend.empty_like(leaf)
@@ -165,7 +164,7 @@ class Prefetcher:
                 leaf = leaf.pin_memory()
             return leaf
 
-        def move(leaf: Any) -> Any:
+        def move(leaf: Any) -> object:
             if id(leaf) not in targets:
                 leaf = movable(leaf)
                 is_async = isinstance(leaf, Tensor) or _takes_non_blocking(type(leaf))  # type: ignore[arg-type]  # `movable` gives any kind of leaf
@@ -186,40 +185,40 @@ class Prefetcher:
             self._copied.hold((fetched.batch, host), backend, done)
         return fetched._replace(batch=moved), done
 
-    def _receive(self, fetched: Fetched, done: Any) -> Fetched:
+    def _receive(self, fetched: Fetched, done: torch.Event, backend: Cuda) -> Fetched:
         """Make the consumer's stream wait for a batch."""
-        consumer = self._backend.current_stream()
+        consumer = backend.current_stream()
         if consumer not in self._consumers:
             self._consumers.append(consumer)
-        self._backend.wait(consumer, done)
+        backend.wait(consumer, done)
         return fetched
 
-    def _on_host(self, batch: Any) -> Any:
+    def _on_host(self, batch: object) -> object:
         prepare = own_attribute(self.transform, "on_host")
         return batch if prepare is None else prepare(batch)
 
-    def _transformed(self, batch: Any, seed: int) -> Any:
+    def _transformed(self, batch: object, seed: int) -> object:
         if self.transform is None:
             return batch
         if draws_nothing(self.transform):
             return self.transform(batch)
         return self._private.use_once(lambda: self._transformed_seeded(batch, seed))
 
-    def _transformed_seeded(self, batch: Any, seed: int) -> Any:
+    def _transformed_seeded(self, batch: object, seed: int) -> object:
         with seeded(seed, self.device, self._backend):
             return self.transform(batch)  # type: ignore[misc]  # there is a transform
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return functools.partial(Prefetcher, depth=self.depth, transform=self.transform), (self.device,)
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device, backend: Any = None) -> Iterator[None]:
+def seeded(seed: int, device: torch.device, backend: Cuda | None = None) -> Iterator[None]:
     """Seed all global generators inside, also the device's; restore the caller's on leaving."""
     generator = None if backend is None else backend.generator()
     module = torch.get_device_module(device) if generator is None and device.type not in ("cpu", "meta") else None
     with SampleSeeds(np.array([seed], dtype=np.uint64)) as seeds:
-        before = module.get_rng_state() if module else generator.get_state() if generator else None
+        before: Any = module.get_rng_state() if module else generator.get_state() if generator else None
         try:
             seeds.enter_batch()
             if module:

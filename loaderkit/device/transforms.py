@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from loaderkit.datasets.images.decode import decode_pictures_on
 from loaderkit.datasets.ragged import Ragged
 from loaderkit.system.nested import map_leaves
 
+T = TypeVar("T")
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
@@ -53,10 +54,10 @@ class Normalize:
                 f"Normalize: mean={list(self.mean)} and std={list(self.std)}, wanted as many of each, and no std of 0."
             )
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: T) -> T:
         found = 0
 
-        def normalise(leaf: Any) -> Any:
+        def normalise(leaf: object) -> object:
             nonlocal found
             if not isinstance(leaf, Tensor) or leaf.dtype != torch.uint8 or leaf.ndim < 3:
                 return leaf
@@ -65,7 +66,7 @@ class Normalize:
             found += 1
             return self._normalise(leaf)
 
-        result = map_leaves(batch, normalise)
+        result: T = map_leaves(batch, normalise)
         if not found:
             raise ValueError(
                 f"Normalize: the batch has no uint8 tensor (*, {len(self.mean)}, H, W). Keep images as uint8 "
@@ -121,7 +122,7 @@ class PadRagged:
         if self.multiple_of < 1:
             raise ValueError(f"PadRagged: multiple_of is {self.multiple_of}, wanted at least 1.")
 
-    def on_host(self, batch: Any) -> Any:
+    def on_host(self, batch: Any) -> object:
         """Measure the longest sequence of each Ragged on the host: reading it on the device would make the host wait."""
         if isinstance(batch, Ragged):
             return self._measure(batch)
@@ -138,7 +139,7 @@ class PadRagged:
         if isinstance(batch, _Measured):
             parts = tuple(self._pad(batch).values())
             return parts if len(parts) > 1 else parts[0]
-        made: dict[Any, Any] = {}
+        made: dict[str, object] = {}
         for name, part in batch.items():
             if isinstance(part, _Measured):
                 made |= {f"{name}{ending}": tensor for ending, tensor in self._pad(part).items()}
@@ -195,10 +196,11 @@ class WidenTokens:
 
     dtype: torch.dtype = torch.int64
 
-    def __call__(self, batch: Any) -> Any:
-        return map_leaves(batch, self._widen)
+    def __call__(self, batch: T) -> T:
+        widened: T = map_leaves(batch, self._widen)
+        return widened
 
-    def _widen(self, leaf: Any) -> Any:
+    def _widen(self, leaf: object) -> object:
         return leaf.to(self.dtype) if isinstance(leaf, Tensor) and leaf.dtype in _SIGNED else leaf
 
 

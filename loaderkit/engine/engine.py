@@ -1,7 +1,7 @@
 """What every engine does, and the engine without workers."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.sampling.plan import BatchKey
@@ -31,7 +31,7 @@ class Engine(Protocol):
     pinned_why: str
     started: Start | None
 
-    def run(self, keys: Iterable[BatchKey], seed: int = 0) -> Iterator[Any]:
+    def run(self, keys: Iterable[BatchKey], seed: int = 0) -> Iterator[object]:
         """Yield the batch of each key. A second run ends the first.
 
         Processes that the run starts are seeded by `seed` and their number, before the user's `worker_init_fn`.
@@ -57,7 +57,7 @@ class InlineEngine:
         self._reader = reader
         self.pinned = pin_memory
 
-    def run(self, keys: Iterable[BatchKey], seed: int = 0) -> Iterator[Any]:
+    def run(self, keys: Iterable[BatchKey], seed: int = 0) -> Iterator[object]:
         batches = on_host(map(self._reader.read, keys))
         return map(pin, batches) if self.pinned else batches
 

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Any
 
 from torch import Tensor
 
@@ -81,7 +80,7 @@ class ThreadsEngine:
         self._run: Callable[[], _Run | None] = lambda: None  # the latest, if it is in use
         self._crew: _Crew | None = None
 
-    def run(self, keys: Iterable[BatchKey], seed: int = 0) -> Iterator[Any]:
+    def run(self, keys: Iterable[BatchKey], seed: int = 0) -> Iterator[object]:
         before = self._run()
         if before is not None:
             before.end()
@@ -113,7 +112,7 @@ class _Task:
     def __init__(self, key: BatchKey) -> None:
         self.key: BatchKey | None = key  # None if it is not wanted any more
         self.awaited = False
-        self.batch: Any = None
+        self.batch: object = None
         self.error: BaseException | None = None
         self.done = allocate_lock()  # held until the batch is made
         self.done.acquire()
@@ -204,7 +203,7 @@ class _Run:
     def __iter__(self) -> "_Run":
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         if self._owner != os.getpid():
             refuse_in_fork(self._owner)
         if self._over:
@@ -231,7 +230,7 @@ class _Run:
             self._ahead.append(task)
             self.crew.tasks.put(task)
 
-    def _take(self, task: _Task) -> Any:
+    def _take(self, task: _Task) -> object:
         timeout_s = self._engine.timeout_s
         task.awaited = True
         if not task.done.acquire(timeout=-1 if timeout_s is None else timeout_s):
@@ -264,11 +263,11 @@ class _Run:
         self.end()
 
 
-def _size_of(batch: Any) -> int:
+def _size_of(batch: object) -> int:
     """Return the bytes of a batch's tensors."""
     sizes = []
 
-    def add(leaf: Any) -> Any:
+    def add(leaf: object) -> object:
         sizes.append(tensor_bytes(leaf) if isinstance(leaf, Tensor) else 0)
         return leaf
 

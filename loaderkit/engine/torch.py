@@ -55,7 +55,7 @@ class _Keys:
 class Hidden:
     """A batch that torch passes on as it is: torch's own pinning skips dataclasses."""
 
-    content: Any
+    content: object
 
     def pin_memory(self) -> "Hidden":
         return Hidden(pin(self.content))
@@ -72,11 +72,11 @@ class Sealed:
 
     message: bytes
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _open, (self.message,)
 
 
-def seal(batch: Any) -> Sealed:
+def seal(batch: object) -> Sealed:
     """Pickle a batch."""
     buffer = io.BytesIO()
     with sendable_errors():
@@ -97,7 +97,7 @@ def _open(message: bytes) -> Hidden:
 
 
 class _Pickler(ForkingPickler):
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         if isinstance(value, CONTAINERS):
             return reduced(value)
         if not isinstance(value, Tensor):
@@ -194,7 +194,7 @@ class Crew:
         work: What the DataLoader sends to them.
     """
 
-    def __init__(self, start: Start, work: Any) -> None:
+    def __init__(self, start: Start, work: object) -> None:
         self.start, self._work = start, work
         self.context: Any = copy.copy(start.context)
         self.processes: list[Any] = []
@@ -205,7 +205,7 @@ class Crew:
         # At exit, before multiprocessing waits for its processes: one that is stopped, or outlives SIGTERM, would not end.
         util.Finalize(self, _release, args=(self.processes, self._owner), exitpriority=100)
 
-    def _new(self, *args: Any, **kwargs: Any) -> Any:
+    def _new(self, *args: object, **kwargs: Any) -> object:
         if self._parcel is not None:
             kwargs["args"] = tuple(map(self._packed, kwargs["args"]))
         process = self._make(*args, **kwargs)
@@ -214,7 +214,7 @@ class Crew:
         self.processes.append(process)
         return process
 
-    def _packed(self, argument: Any) -> Any:
+    def _packed(self, argument: object) -> object:
         if argument is self._work:
             return self._parcel
         if type(argument) is list:  # newer versions of torch have the dataset in a list
@@ -222,7 +222,7 @@ class Crew:
         return argument
 
     @contextlib.contextmanager
-    def starting(self, **more: Any) -> Iterator[None]:
+    def starting(self, **more: object) -> Iterator[None]:
         """Start workers inside, and explain why they cannot; `more` is what else they need, by name."""
         prepare_fork_server(self.start)
         try:
@@ -306,7 +306,7 @@ class StartWorker:
     """
 
     init: Callable[[int], None] | None
-    find_dataset: Callable[[Any], Any]
+    find_dataset: Callable[[Any], object]
 
     def __call__(self, worker_id: int) -> None:
         # torch's workers watch their parent's id. Under forkserver that is the server, which lives as long as they do,
@@ -344,7 +344,7 @@ class TorchEngine:
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
-        multiprocessing_context: Any = None,
+        multiprocessing_context: object = None,
         worker_init_fn: Callable[[int], None] | None = None,
         timeout: float = 0,
     ) -> None:
@@ -367,7 +367,7 @@ class TorchEngine:
         self._running: weakref.ref[Batches] | None = None
         self._owner = os.getpid()
 
-    def run(self, keys: Iterable[BatchKey], seed: int = 0) -> Iterator[Any]:
+    def run(self, keys: Iterable[BatchKey], seed: int = 0) -> Iterator[object]:
         check_children(self.num_workers)
         if self._owner != os.getpid():  # its workers belong to the parent of this fork
             self._loader, self._owner = None, os.getpid()

@@ -77,7 +77,7 @@ def skip_first_batches(loader: Loader, batches: int) -> Loader:
     return loader
 
 
-class PreparedLoader(LoaderView[Any], DataLoaderStateMixin):  # type: ignore[misc]  # Any where it is not installed
+class PreparedLoader(LoaderView[object], DataLoaderStateMixin):  # type: ignore[misc]  # Any where it is not installed
     """A Loader that tells Accelerate where it is; made by `prepare`.
 
     Attributes:
@@ -93,10 +93,10 @@ class PreparedLoader(LoaderView[Any], DataLoaderStateMixin):  # type: ignore[mis
         self._remainder = remainder
         self.gradient_state = GradientState()
         # The points after the latest batches: as many as an accumulation may have to go back.
-        self._points: deque[Any] = deque(maxlen=max(1, self.gradient_state.num_steps))
+        self._points: deque[object] = deque(maxlen=max(1, self.gradient_state.num_steps))
 
     @override
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         position = self.position
         start = position.upcoming()
         if not self._points or position.cursor_at(self._points[-1]) != position.cursor_at(start):
@@ -127,7 +127,7 @@ class PreparedLoader(LoaderView[Any], DataLoaderStateMixin):  # type: ignore[mis
         return self.position.state_at(self._points[-1 - unfinished], self._points)
 
     @override
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         self.loader.load_state_dict(state)
         self._points.clear()
         # The state stands at the start of an accumulation.
@@ -135,7 +135,7 @@ class PreparedLoader(LoaderView[Any], DataLoaderStateMixin):  # type: ignore[mis
 
     if not TYPE_CHECKING:
 
-        def _hidden(self) -> Any:
+        def _hidden(self) -> object:
             raise AttributeError
 
         # `accelerate.skip_first_batches` would make a DataLoader of these, which reads the data past the Loader.
@@ -151,7 +151,7 @@ class PreparedLoader(LoaderView[Any], DataLoaderStateMixin):  # type: ignore[mis
             )
 
 
-def gather_samples(accelerator: Accelerator, values: Any, samples: int) -> Any:
+def gather_samples(accelerator: Accelerator, values: object, samples: int) -> Any:
     """Gather the rows of all ranks' batches, in the order of the ranks; batches may have different sizes.
 
     Args:
@@ -173,7 +173,7 @@ def gather_samples(accelerator: Accelerator, values: Any, samples: int) -> Any:
     return recursively_apply(gather, values, error_on_other_type=True)
 
 
-def samples_in(batch: Any) -> int | None:
+def samples_in(batch: object) -> int | None:
     """Return the number of samples in a batch; None if it has no tensor."""
     found: int | None = find_batch_size(batch)
     return found

@@ -43,7 +43,7 @@ def setup(fabric: Any, loader: Loader[Batch], *, move_to_device: bool = True) ->
     return place(loader, World.from_trainer(fabric), device, instead="fabric.setup_dataloaders")
 
 
-def load(fabric: Any, path: Path | str, state: dict[str, Any], **options: Any) -> dict[str, Any]:
+def load(fabric: Any, path: Path | str, state: dict[str, Any], **options: object) -> dict[str, Any]:
     """Load a checkpoint by `fabric.load`, and give each Loader its state.
 
     Under FSDP and model parallelism, `fabric.load` itself only replaces the Loader in `state` by its saved state. The training
@@ -75,7 +75,7 @@ def load(fabric: Any, path: Path | str, state: dict[str, Any], **options: Any) -
         (1, 0, 4)
     """
     loaders = {name: value for name, value in state.items() if isinstance(value, Loader)}
-    remainder: dict[str, Any] = fabric.load(path, state, **options)
+    remainder: dict[str, object] = fabric.load(path, state, **options)
     for name, loader in loaders.items():
         if state[name] is not loader:
             loader.load_state_dict(state[name])

@@ -17,20 +17,25 @@ Where the Trainer of transformers 5.24 touches its data, and what happens there:
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.utils.data as torch_data
+from torch import nn
 from transformers import TrainerCallback
 
 from loaderkit.datasets.hf import HFDataset, is_theirs
 from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.integrations.accelerate import PreparedLoader, check_ranks, gather_samples, samples_in
 from loaderkit.loader.loader import Loader
+from loaderkit.loader.position import Position
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Base
+    from transformers import TrainerControl, TrainerState, TrainingArguments
 else:
     _Base = object
+
+T = TypeVar("T")
 
 _KEY = "loaderkit"  # of the state, among those of the Trainer's callbacks
 _STATE = "trainer_state.json"
@@ -58,7 +63,7 @@ class ResumableTrainer(_Base):  # type: ignore[misc]  # Any where it is not inst
         'Train, from a whole checkpoint if one is given; True takes the last whole one.'
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self._follower = _Follower()
         self.add_callback(self._follower)
@@ -105,7 +110,7 @@ class ResumableTrainer(_Base):  # type: ignore[misc]  # Any where it is not inst
         loader.seek(epoch=0)
         return PreparedLoader(self.accelerator, loader)
 
-    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def prediction_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Predict a batch, and note its number of samples for the joined metrics."""
         if (samples := samples_in(inputs)) is not None:
             self.gather_function = lambda values, **_: gather_samples(self.accelerator, values, samples)
@@ -130,12 +135,12 @@ class ResumableTrainer(_Base):  # type: ignore[misc]  # Any where it is not inst
         # `trainer_state.json` comes next: after it, the files of all ranks are there.
         self.accelerator.wait_for_everyone()
 
-    def _loader(self, data: Any, batch_size: int, use: str) -> Loader:
+    def _loader(self, data: object, batch_size: int, use: str) -> Loader:
         loader = data if isinstance(data, Loader) else self._made(data, batch_size, use)
         check_ranks(self.accelerator, loader)
         return loader
 
-    def _made(self, data: Any, batch_size: int, use: str) -> Loader:
+    def _made(self, data: object, batch_size: int, use: str) -> Loader:
         args, trains = self.args, use == "training"
         strategy = args.train_sampling_strategy if trains else "sequential"
         if strategy not in ("random", "sequential"):
@@ -164,7 +169,7 @@ class ResumableTrainer(_Base):  # type: ignore[misc]  # Any where it is not inst
             **settings,
         )
 
-    def _part(self, data: Any, use: str) -> Any:
+    def _part(self, data: object, use: str) -> object:
         """Return this rank's part of an iterable dataset."""
         args = self.args
         if use == "training" and isinstance(data, StreamDataset):
@@ -217,16 +222,16 @@ class TrainBatches:
     def __len__(self) -> int:
         return len(self.loader)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return iter(()) if self.is_over else iter(self.loader)
 
     @staticmethod
-    def collate_fn(batch: Any) -> Any:
+    def collate_fn(batch: T) -> T:
         """Return a batch as it is."""
         return batch
 
 
-class _Rest(torch_data.IterableDataset[Any]):
+class _Rest(torch_data.IterableDataset[object]):
     """The batches of an epoch, with None for each that was trained on. Its length is that of the data."""
 
     def __init__(self, batches: TrainBatches) -> None:
@@ -235,7 +240,7 @@ class _Rest(torch_data.IterableDataset[Any]):
     def __len__(self) -> int:
         return len(self._batches.loader.dataset)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         for _ in range(self._batches.trained):
             yield None
         yield from self._batches
@@ -244,7 +249,9 @@ class _Rest(torch_data.IterableDataset[Any]):
 class _Follower(TrainerCallback):  # type: ignore[misc]  # Any where it is not installed
     """Loads the Loader's state when a training begins, and follows the optimizer's steps."""
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> Any:
+    def on_train_begin(
+        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **parts: Any
+    ) -> "TrainerControl":
         self._batches: TrainBatches = parts["train_dataloader"]
         loader = self._batches.loader
         loader.position.prepared = True
@@ -258,16 +265,18 @@ class _Follower(TrainerCallback):  # type: ignore[misc]  # Any where it is not i
         self._learnt = loader.position.point()
         return control
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+    def on_step_end(
+        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **parts: object
+    ) -> None:
         position = self._batches.loader.position
         self._learnt = position.yielded() or position.point()
 
-    def saved(self, args: Any) -> dict[str, Any]:
+    def saved(self, args: "TrainingArguments") -> dict[str, Any]:
         """Return the state after the last optimizer step; each rank of a stream has to call this."""
         position = self._batches.loader.position
         return {"loader": position.state_at(self._learnt, [self._learnt]), "samples": _step_samples(position, args)}
 
-    def _resume(self, loader: Loader, length: int | None, args: Any, state: Any) -> None:
+    def _resume(self, loader: Loader, length: int | None, args: "TrainingArguments", state: "TrainerState") -> None:
         saved = state.stateful_callbacks[_KEY]
         loader.load_state_dict(saved["loader"])
         steps = state.max_steps if length is None else max(1, -(-length // args.gradient_accumulation_steps))
@@ -291,7 +300,7 @@ class _Follower(TrainerCallback):  # type: ignore[misc]  # Any where it is not i
             )
 
 
-def _step_samples(position: Any, args: Any) -> int | None:
+def _step_samples(position: Position, args: "TrainingArguments") -> int | None:
     """Return the number of samples in a step of the optimizer; None for a stream, which does not count them."""
     return None if position.step is None else position.step * args.gradient_accumulation_steps
 

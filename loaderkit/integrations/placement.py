@@ -1,15 +1,13 @@
 """Give a Loader the ranks and the device of a framework."""
 
-from typing import Any
-
 import torch
 
 from loaderkit.loader.device_loader import DeviceLoader
-from loaderkit.loader.loader import Loader
+from loaderkit.loader.loader import Batch, Loader
 from loaderkit.system.world import World
 
 
-def place(loader: Loader[Any], world: World, device: torch.device | None, *, instead: str) -> Loader[Any]:
+def place(loader: Loader[Batch], world: World, device: torch.device | None, *, instead: str) -> Loader[Batch]:
     """Return a Loader that continues where another is, for this world and device; its own settings come first.
 
     Args:

@@ -59,7 +59,7 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is Any wh
             repeat: The same, by the name that validators after torchtitan 0.3 set. Data repeats if both are true.
         """
 
-        make_dataset: Callable[[Any, int], Any] | None = None
+        make_dataset: Callable[[Any, int], object] | None = None
         loader: LoaderConfig = dataclasses.field(default_factory=LoaderConfig)
         infinite: bool = True
         repeat: bool = True
@@ -74,8 +74,8 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is Any wh
         local_batch_size: int | None = None,
         max_context_length: int | None = None,
         num_tokens_per_batch: int | None = None,
-        tokenizer: Any = None,
-        **_: Any,
+        tokenizer: object = None,
+        **_: object,
     ) -> None:
         given, collate = config.loader, next_tokens
         if max_context_length is not None and num_tokens_per_batch is not None:
@@ -117,7 +117,7 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is Any wh
     def state_dict(self) -> dict[str, Any]:
         return self.loader.state_dict()
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         if state_dict:  # torchtitan's contract: an empty state is valid
             self.loader.load_state_dict(state_dict)
 
@@ -158,7 +158,7 @@ def _within_group(world: World) -> World:
     return dataclasses.replace(world, group=f"/{ranks[: dist.get_rank()].count(world.rank)}")
 
 
-def next_tokens(rows: list[Any]) -> Batch:
+def next_tokens(rows: list[object]) -> Batch:
     """Return inputs and labels shifted by one: `{"input": (B, L), "positions": (B, L)}, (B, L)`, all int64.
 
     Args:
@@ -169,7 +169,7 @@ def next_tokens(rows: list[Any]) -> Batch:
     return {"input": inputs, "positions": torch.arange(inputs.shape[1]).expand_as(inputs).contiguous()}, labels
 
 
-def next_tokens_joined(rows: list[Any]) -> Batch:
+def next_tokens_joined(rows: list[object]) -> Batch:
     """Return what `next_tokens` does, with the rows joined: `{"input": (B * L,), "positions": (B * L,)}, (B * L,)`.
 
     Args:

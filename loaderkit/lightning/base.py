@@ -31,7 +31,7 @@ _STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "pr
 
 
 @functools.wraps(pl.LightningDataModule.val_dataloader)  # the Trainer then treats it as not overridden
-def _no_val_dataloader() -> list[Any]:
+def _no_val_dataloader() -> list[object]:
     return []
 
 
@@ -205,7 +205,7 @@ class DataModule(pl.LightningDataModule):
         return self._make("predict", self._make_eval)
 
     @property
-    def transfer_batch_to_device(self) -> Callable[..., Any]:
+    def transfer_batch_to_device(self) -> Callable[..., object]:
         """A function that copies a batch to a device, as `lk.to_device` does. A hook of the LightningModule counts instead."""
         module = None if self.trainer is None else self.trainer.lightning_module
         return super().transfer_batch_to_device if is_overridden("transfer_batch_to_device", module) else move_batch
@@ -215,7 +215,7 @@ class DataModule(pl.LightningDataModule):
         return self._position.state_dict()
 
     @override
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         if self.trainer is None or self.trainer.state.fn == "fit":
             self._position.load_state_dict(state_dict)
 
@@ -238,7 +238,7 @@ class DataModule(pl.LightningDataModule):
             )
         return map_data(name, self._data(name), make)
 
-    def _make_train(self, dataset: Any) -> TrainLoader:
+    def _make_train(self, dataset: object) -> TrainLoader:
         config = self.loader_config
         chosen = (config.order, config.plan, config.batch_sampler)
         shuffle = all(one is None for one in chosen) if config.shuffle is None else config.shuffle
@@ -263,7 +263,7 @@ class DataModule(pl.LightningDataModule):
         self._position.add(loader)
         return loader
 
-    def _make_eval(self, dataset: Any) -> EvalLoader:
+    def _make_eval(self, dataset: object) -> EvalLoader:
         config = self.eval_config
         if self._eval_config is None:
             # Each sample once; other data has no stream settings.
@@ -274,7 +274,7 @@ class DataModule(pl.LightningDataModule):
 
     def _make_loader(self, kind: type[L], dataset: Any, config: LoaderConfig, shuffle: bool) -> L:
         check_dataset("the factory's result", dataset)
-        changes: dict[str, Any] = {"shuffle": shuffle}
+        changes: dict[str, object] = {"shuffle": shuffle}
         if config.plan is not None:  # the other settings are for evaluation
             changes |= {"batch_size": config.batch_size and 1, "drop_last": False, "tail": "keep"}
         if config.batch_sampler is not None:

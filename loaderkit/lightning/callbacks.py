@@ -45,13 +45,13 @@ class SeedSteps(pl.Callback):
 
     @override
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: object, batch_idx: int
     ) -> None:
         self._seed(trainer, "step", _begun(trainer) - 1)
 
     @override
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         self._seed(trainer, "fetch", _begun(trainer))
 
@@ -129,7 +129,7 @@ class DataWaitCallback(pl.Callback):
         self.monitor = DataWaitMonitor(window=window, warmup=warmup, warn_above=warn_above)
         self._trained = False  # a batch was trained on since the step began
         self._logged_step = -1
-        self._loop: Any = None
+        self._loop: object = None
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -156,13 +156,13 @@ class DataWaitCallback(pl.Callback):
 
     @override
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: object, batch_idx: int
     ) -> None:
         self._trained = True
 
     @override
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         step, every = self._loop._batches_that_stepped, trainer.log_every_n_steps  # type: ignore[attr-defined]  # Lightning sets it from outside
         to_loggers = every and (step + 1) % every == 0 and step != self._logged_step  # once for each optimizer step

@@ -5,7 +5,7 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -15,6 +15,7 @@ from typing_extensions import override
 from loaderkit.collate.chats import ChatCollate
 from loaderkit.collate.pack import PackCollate
 from loaderkit.collate.rules import Side
+from loaderkit.datasets.base import MapStyle
 from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.images.decode import is_picture
 from loaderkit.datasets.rows.chats import ChatDataset
@@ -149,7 +150,7 @@ class ChatDataModule(DataModule):
         changed = dataclasses.replace(config, plan=plan, collate_fn=collate, shuffle=None)
         return super()._make_loader(kind, dataset, changed, shuffle and plan is None)
 
-    def _collate(self, side: Side, *, packed: bool) -> Any:
+    def _collate(self, side: Side, *, packed: bool) -> Callable[[list[Any]], object]:
         pictures = self._make_chats.keywords.get("pictures")
         images = pictures.patches if pictures is not None and callable(pictures.patches) else None
         if not packed:
@@ -162,7 +163,7 @@ class ChatDataModule(DataModule):
             fields={"labels": -100, **({} if images is None else {"images": images})},
         )
 
-    def _cut(self) -> dict[str, Any]:
+    def _cut(self) -> dict[str, object]:
         """Return what cuts or refuses a sample as it is read; nothing if the lengths decide before."""
         most = self.batching.max_length
         if most is None or (self._needs_lengths() and self._too_long in ("error", "drop")):
@@ -172,7 +173,7 @@ class ChatDataModule(DataModule):
     def _needs_lengths(self) -> bool:
         return self.batching.how != "random" or self._too_long == "drop"
 
-    def _open(self, data: StageData) -> Any:
+    def _open(self, data: StageData) -> object:
         if data.stage == "predict" and not self._pairs:
             cut = "error" if self._too_long == "error" else "truncate_left"
             prompts = {"train_on": "none", "max_length": self.batching.max_length, "too_long": cut}
@@ -204,7 +205,7 @@ class ChatDataModule(DataModule):
         if dropped:
             _logger.warning("%s and are left out.", said)
 
-    def _records(self, data: StageData) -> Any:
+    def _records(self, data: StageData) -> MapStyle[object]:
         """Return the records of a stage."""
         records = self._whole(data.key, data.source)
         if not data.is_share:
@@ -217,7 +218,7 @@ class ChatDataModule(DataModule):
             )
         return SubsetDataset(records, indices)
 
-    def _whole(self, key: str, source: ChatData) -> Any:
+    def _whole(self, key: str, source: ChatData) -> MapStyle[object]:
         if key not in self._opened:
             self._opened[key] = (
                 open_shards(source, format=self._format) if is_urls(source) else records_of(source, "ChatDataModule")
@@ -225,11 +226,11 @@ class ChatDataModule(DataModule):
         return self._opened[key]
 
     @functools.cached_property
-    def _opened(self) -> dict[str, Any]:
+    def _opened(self) -> dict[str, MapStyle[object]]:
         return {}
 
     @functools.cached_property
-    def _shares(self) -> Split[Any]:
+    def _shares(self) -> Split[list[int]]:
         """The shares of the training data, by a digest of what is used of each record."""
         train = next(one for one in self._stage_data if one.is_share)
         records = self._whole(train.key, train.source)
@@ -240,7 +241,7 @@ class ChatDataModule(DataModule):
             group_by=[self._digest(records[index]) for index in range(len(records))],
         )
 
-    def _digest(self, record: Any) -> str:
+    def _digest(self, record: object) -> str:
         names = self._make_chats.keywords.get("columns") or {}
         known = PREFERENCE_COLUMNS if self._pairs else CHAT_COLUMNS
         used = [record.get(names.get(name, name)) for name in known] if isinstance(record, Mapping) else record
@@ -258,10 +259,10 @@ def _as_text(value: Any) -> str:
     return f"{value.mode} {value.size}" if is_picture(value) else str(value)
 
 
-class _Measured(SubsetDataset[Any]):
+class _Measured(SubsetDataset[object]):
     """Samples whose lengths are known."""
 
-    def __init__(self, dataset: Any, indices: Int64Array, lengths: Int64Array) -> None:
+    def __init__(self, dataset: MapStyle[object], indices: Int64Array, lengths: Int64Array) -> None:
         super().__init__(dataset, indices)
         self._known = lengths
 

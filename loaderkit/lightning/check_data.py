@@ -18,7 +18,7 @@ STAGES = ("train", "val", "test", "predict")
 Data = Any  # a dataset, a factory without arguments that returns one, or a dict or list of these
 
 
-def map_data(stage: str, data: Data, function: Callable[[Any], Any]) -> Any:
+def map_data(stage: str, data: Data, function: Callable[[Any], object]) -> Any:
     """Apply a function to each dataset of a stage."""
     if isinstance(data, dict):
         return {name: function(one) for name, one in data.items()}
@@ -50,7 +50,7 @@ def check_data(stage: str, data: Data) -> None:
     map_data(stage, data, lambda one: None if _is_factory(one) else check_dataset(stage, one))
 
 
-def check_dataset(name: str, dataset: Any) -> None:
+def check_dataset(name: str, dataset: object) -> None:
     """Raise TypeError if this is not a dataset; the message calls it `name`."""
     if isinstance(dataset, torch_data.IterableDataset):
         return
@@ -101,7 +101,7 @@ class StageData:
         return "train" if self.is_share else str(self)
 
 
-def sources_by_stage(*, train: Any, val: Any, test: Any, predict: Any) -> dict[str, Any]:
+def sources_by_stage(*, train: object, val: object, test: object, predict: object) -> dict[str, object]:
     """Return the sources by stage, without those that are None."""
     sources = {"train": train, "val": val, "test": test, "predict": predict}
     return {stage: source for stage, source in sources.items() if source is not None}
@@ -113,7 +113,7 @@ def list_stage_data(
     splits: Mapping[str, float] | None = None,
     *,
     several: Collection[str] = STAGES[1:],
-    is_several: Callable[[Any], bool] = lambda source: isinstance(source, Mapping),
+    is_several: Callable[[object], bool] = lambda source: isinstance(source, Mapping),
 ) -> list[StageData]:
     """Return one StageData for each dataset; messages call the DataModule `owner`.
 
@@ -141,9 +141,9 @@ def list_stage_data(
     return found + [StageData(stage, sources["train"], is_share=True) for stage in shares if stage not in sources]
 
 
-def factories(stage_data: list[StageData], make: Callable[[StageData], Any]) -> dict[str, Any]:
+def factories(stage_data: list[StageData], make: Callable[[StageData], object]) -> dict[str, Data]:
     """Return the arguments for DataModule: each stage's factory, or a dict of factories by name."""
-    found: dict[str, Any] = {}
+    found: dict[str, Data] = {}
     for one in stage_data:
         factory = _StageFactory(make, one)
         if one.name is None:
@@ -157,10 +157,10 @@ def factories(stage_data: list[StageData], make: Callable[[StageData], Any]) -> 
 class _StageFactory:
     """Makes the dataset of a stage."""
 
-    make: Callable[[StageData], Any]
+    make: Callable[[StageData], object]
     data: StageData
 
-    def __call__(self) -> Any:
+    def __call__(self) -> object:
         return self.make(self.data)
 
     def __str__(self) -> str:
@@ -170,7 +170,7 @@ class _StageFactory:
         return f"{len(source)} columns" if isinstance(source, Mapping) else describe_data(source)
 
 
-def is_dict_of_tables(source: Any) -> bool:
+def is_dict_of_tables(source: object) -> bool:
     """Return whether this is a dict of tables or paths by name; a dict of columns is one table."""
     return isinstance(source, Mapping) and not is_frame(source) and any(map(_is_table, source.values()))
 
@@ -181,17 +181,17 @@ def _is_table(value: Any) -> bool:
     return is_map_style(value) and len(value) > 0 and isinstance(next(iter(value)), Mapping)
 
 
-def _is_list_of_datasets(data: Any) -> bool:
+def _is_list_of_datasets(data: object) -> bool:
     if not isinstance(data, list | tuple):
         return False
     return not data or _is_factory(data[0]) or _is_dataset(data[0])
 
 
-def _is_factory(one: Any) -> bool:
+def _is_factory(one: object) -> bool:
     return callable(one) and (isinstance(one, type) or not hasattr(type(one), "__getitem__"))
 
 
-def _is_dataset(one: Any) -> bool:
+def _is_dataset(one: object) -> bool:
     """Return whether this can only be a dataset; containers may be samples."""
     if isinstance(one, torch_data.Dataset):
         return True
@@ -199,5 +199,5 @@ def _is_dataset(one: Any) -> bool:
     return not container and is_map_style(one)
 
 
-def _is_array(one: Any) -> bool:
+def _is_array(one: object) -> bool:
     return isinstance(one, torch.Tensor | np.ndarray) and one.ndim > 0

@@ -4,7 +4,6 @@ import os
 import warnings
 import zipfile
 from pathlib import PurePosixPath
-from typing import Any
 
 import fsspec
 
@@ -48,7 +47,7 @@ def newest_checkpoint(*folders: str | os.PathLike[str]) -> str | None:
     return None
 
 
-def _checkpoints(folder: str) -> list[tuple[Any, bool, str, Any, list[str]]]:
+def _checkpoints(folder: str) -> list[tuple[object, bool, str, fsspec.AbstractFileSystem, list[str]]]:
     """Return (time, whether a signal saved it, path, file system, files) of each checkpoint."""
     files, root = fsspec.core.url_to_fs(folder)
     files.invalidate_cache()  # of listings
@@ -69,7 +68,7 @@ def _checkpoints(folder: str) -> list[tuple[Any, bool, str, Any, list[str]]]:
     return found
 
 
-def _is_complete(files: Any, path: str, parts: list[str]) -> bool:
+def _is_complete(files: fsspec.AbstractFileSystem, path: str, parts: list[str]) -> bool:
     """Return whether a checkpoint was written to its end."""
     if parts != [path]:
         names = [PurePosixPath(part).name for part in parts]

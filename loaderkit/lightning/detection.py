@@ -27,7 +27,7 @@ from loaderkit.system.digests import digest
 from loaderkit.system.suggest import suggest_arguments
 
 DetectionData = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
-Transform = Callable[[Any, Any], Any]
+Transform = Callable[[Any, Any], tuple[Any, Any]]
 
 
 class DetectionDataModule(DataModule):
@@ -170,7 +170,7 @@ class BoxedPictures:
 
     def __init__(
         self,
-        samples: Sequence[Mapping[str, Any]],  # with `image`, and `annotations` or the target's fields
+        samples: Sequence[Mapping[str, object]],  # with `image`, and `annotations` or the target's fields
         classes: Sequence[str],
         targets: DetectionCollate,
         transform: Transform | None,
@@ -213,7 +213,7 @@ class BoxedPictures:
             texts.append(json.dumps([Path(name).name, target], default=str, sort_keys=True))
         return digest(*texts) + decoder_fingerprint(self._decoder)
 
-    def _label(self, label: Any, index: int) -> int:
+    def _label(self, label: object, index: int) -> int:
         if label not in self._labels:
             raise ValueError(
                 f"DetectionDataModule: sample {index} has the label {label!r}, wanted one of {list(self._labels)[:10]} (classes=)."
@@ -256,7 +256,7 @@ def _names_of(labels: Any) -> list[Any]:
     return [label.item() if hasattr(label, "item") else label for label in labels]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> object:
     """Return numbers, arrays or tensors as nested lists."""
     try:
         return np.asarray(value).tolist()
@@ -264,7 +264,7 @@ def _plain(value: Any) -> Any:
         return [_plain(one) for one in value]
 
 
-def _picture_names(samples: Sequence[Mapping[str, Any]]) -> list[str]:
+def _picture_names(samples: Sequence[Mapping[str, object]]) -> list[str]:
     """Return each picture's path as given, or its number."""
     return [
         str(sample["image"]) if isinstance(sample["image"], str | os.PathLike) else str(number)
@@ -291,7 +291,7 @@ def _read_coco(path: Path, root: Path | None) -> _Annotations:
     found = read_regular(path)
     try:
         content = json.loads(found)
-        by_picture: dict[int, list[Any]] = {int(picture["id"]): [] for picture in content["images"]}
+        by_picture: dict[int, list[object]] = {int(picture["id"]): [] for picture in content["images"]}
         for annotation in content.get("annotations", []):
             by_picture[int(annotation["image_id"])].append(annotation)
         categories = {int(category["id"]): str(category["name"]) for category in content["categories"]}

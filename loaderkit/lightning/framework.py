@@ -7,7 +7,7 @@ them: the one that was imported first. If neither was imported, it is the instal
 import importlib
 import importlib.util
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 __all__ = [
     "WAY_OUT",
@@ -55,7 +55,7 @@ WAY_OUT = (
 )
 
 
-def check_trainer(trainer: Any) -> None:
+def check_trainer(trainer: object) -> None:
     """Refuse a Trainer of the other package.
 
     Raises:

@@ -22,11 +22,11 @@ class History:
         restored: Whether the DataModule has restored the position.
     """
 
-    def __init__(self, position: Position, saved: Callable[[], dict[str, Any]], loaded: Callable[[], None]) -> None:
+    def __init__(self, position: Position, saved: Callable[[], dict[str, object]], loaded: Callable[[], None]) -> None:
         self.saved, self.loaded = saved, loaded
         self.restored = False
         self._position = position
-        self._points: deque[Any] = deque([position.upcoming()])
+        self._points: deque[object] = deque([position.upcoming()])
         self._forgotten = 0  # batches since the mark whose points are gone
         self._first_epoch = 0  # the position's epoch at the mark
         # Whether the loader ended before the mark, in the same epoch of the Trainer. CombinedLoader tracks which loaders
@@ -55,11 +55,11 @@ class History:
         self._begun += 1
 
     @property
-    def point_after_step(self) -> Any:
+    def point_after_step(self) -> object:
         """The point after the batch that is being trained on."""
         return self._point_after(self._begun)
 
-    def state_after(self, batches: int, *, over: bool) -> dict[str, Any]:
+    def state_after(self, batches: int, *, over: bool) -> dict[str, object]:
         """Return the state `batches` batches after the mark; if the epoch is over there, its end's state."""
         point = self._point_after(batches)
         return self._position.state_at(self._position.epoch_after(point) if over else point, self._points)
@@ -79,7 +79,7 @@ class History:
         if self._waiting:
             self._rewind()
 
-    def run(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    def run(self, begin: Callable[[], Iterator[object]]) -> Iterator[object]:
         """Return the batches of a pass, and record the point after each."""
         # Lightning fetches from a loader without a length before an epoch begins, then calls iter() again.
         # CombinedLoader calls iter() after the end.
@@ -89,14 +89,14 @@ class History:
             self._rewind()
         return self._record(iter(()) if again and self._ended else begin())
 
-    def _record(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _record(self, batches: Iterator[object]) -> Iterator[object]:
         for batch in batches:
             self._points.append(self._position.yielded() or self._position.point())
             yield batch
             del batch  # its memory may be reused for the next one
         self._at_end = True
 
-    def _point_after(self, batches: int) -> Any:
+    def _point_after(self, batches: int) -> object:
         """Return the point `batches` batches after the mark."""
         if batches < self._forgotten:
             raise RuntimeError(

@@ -29,7 +29,7 @@ from loaderkit.loader.config import LoaderConfig
 from loaderkit.system.containers import with_parts
 from loaderkit.system.suggest import suggest_arguments
 
-Transform = Callable[[Any], Any]
+Transform = Callable[[Any], object]
 _PICTURES = tuple(extension.removeprefix(".") for extension in EXTENSIONS)
 
 
@@ -177,7 +177,7 @@ class ImageDataModule(DataModule):
         std = torch.tensor(self.std, dtype=pictures.dtype, device=pictures.device)[:, None, None]
         return (pictures - mean) / std
 
-    def _open(self, data: StageData) -> Any:
+    def _open(self, data: StageData) -> object:
         transform = self._transforms[data.stage]
         if self._kind is not None:
             return LabelledPictures(self._open_torchvision(data, download=False), transform)
@@ -194,7 +194,7 @@ class ImageDataModule(DataModule):
             )
         return folder
 
-    def _open_torchvision(self, data: StageData, *, download: bool) -> Any:
+    def _open_torchvision(self, data: StageData, *, download: bool) -> object:
         root = "" if self._root is None else self._root
         return open_torchvision(self._kind, data.source, root, download=download, options=self._options)
 
@@ -215,7 +215,7 @@ class _Labelled:
     def __init__(self, label: str, needed: bool, transform: Transform | None) -> None:
         self.label, self.needed, self.transform = label, needed, transform
 
-    def __call__(self, sample: Mapping[str, Any]) -> Any:
+    def __call__(self, sample: Mapping[str, object]) -> object:
         found = [name for name in sample if name.rpartition(".")[2] in _PICTURES]
         if len(found) != 1 or (self.needed and self.label not in sample):
             raise ValueError(

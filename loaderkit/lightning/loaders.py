@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, Never
+from typing import Never, TypeVar
 
 import torch
 import torch.utils.data as torch_data
@@ -16,6 +16,8 @@ from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.device_loader import AheadEpoch
 from loaderkit.loader.loader import Loader
 from loaderkit.system.nested import to_device
+
+T = TypeVar("T")
 
 
 class TrainerLoader(Loader):
@@ -38,7 +40,7 @@ class TrainerLoader(Loader):
             return dataclasses.replace(found, device=where, device_why=self.prefetcher.describe())
         return dataclasses.replace(found, device_why=self.why_not_ahead and f"not ahead: {self.why_not_ahead}")
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         epoch = super().__iter__()
         return epoch if self.prefetcher is None else AheadEpoch(epoch, self.prefetcher)
 
@@ -72,7 +74,7 @@ class TrainLoader(TrainerLoader):
             return None
 
     @property
-    def point_after_step(self) -> Any:
+    def point_after_step(self) -> object:
         """The position after the batch that is being trained on; None if no Trainer draws the batches."""
         return None if self._history is None else self._history.point_after_step
 
@@ -91,27 +93,27 @@ class TrainLoader(TrainerLoader):
         else:
             position.go_to(position.epoch_after(position.point()))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return super().__iter__() if self._history is None else self._history.run(super().__iter__)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return super().state_dict() if self._history is None else self._history.saved()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         if self._history is None:
             super().load_state_dict(state)
         elif not self._history.restored:  # Lightning loads its own copy after the DataModule's
             super().load_state_dict(state)
             self._history.loaded()
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, object]) -> None:
         """Go to a position that the DataModule saved."""
         super().load_state_dict(state)
         if self._history is not None:
             self._history.restored = True
 
     @property
-    def batch_sampler(self) -> Any:
+    def batch_sampler(self) -> object:
         """None, because the DataModule counts the epochs."""
         return None
 
@@ -119,17 +121,17 @@ class TrainLoader(TrainerLoader):
 class EvalLoader(TrainerLoader):
     """An evaluation loader: every pass is that of epoch 0."""
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         self.seek(epoch=0)
         return super().__iter__()
 
     @property
-    def batch_sampler(self) -> Any:
+    def batch_sampler(self) -> object:
         """Gives Lightning's prediction writers the indices of each batch; None for a stream."""
         return None if is_stream(self.dataset) else _SeenIndices(self)
 
 
-def is_stream(dataset: Any) -> bool:
+def is_stream(dataset: object) -> bool:
     """Return whether data has no index."""
     return isinstance(dataset, torch_data.IterableDataset)
 
@@ -150,7 +152,7 @@ def why_not_ahead(trainer: pl.Trainer | None, data: pl.LightningDataModule, conf
     return None
 
 
-def move_batch(batch: Any, device: torch.device, *_: Any) -> Any:
+def move_batch(batch: T, device: torch.device, *_: object) -> T:
     """Copy a batch to the Trainer's device. Lightning's own way refuses frozen dataclasses, and calls constructors."""
     return to_device(batch, device)
 
@@ -183,7 +185,7 @@ class _SeenIndices(IndexBatchSamplerWrapper):
         self._loader = loader
 
     @property
-    def seen_batch_indices(self) -> Any:  # type: ignore[override]  # Lightning's is a list
+    def seen_batch_indices(self) -> object:  # type: ignore[override]  # Lightning's is a list
         return self
 
     def __len__(self) -> int:

@@ -41,7 +41,7 @@ _KEY = "loaderkit"  # in a checkpoint: what the Trainer had left to do, and its 
 _KEYS = {"train", "batches", "epoch_over"}  # of a position's state
 
 
-def open_position(state: Any) -> dict[str, Any]:
+def open_position(state: object) -> dict[str, Any]:
     """Check the state of a DataModule and return its fields; those of the loaders are not checked.
 
     Raises:
@@ -159,7 +159,7 @@ class TrainPosition:
         ended = [not over and each.has_ended(state) for each, state in zip(self._histories, states, strict=True)]
         return seal({"train": states, "batches": 0 if over else batches, "epoch_over": over, "ended": ended})
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Restore a saved position in the loaders, now or when they are made.
 
         Raises:
@@ -232,7 +232,7 @@ class TrainPosition:
         for loader in self._loaders:
             loader.close()
 
-    def _saved_state(self, row: int) -> dict[str, Any]:
+    def _saved_state(self, row: int) -> dict[str, object]:
         state: dict[str, Any] = self.state_dict()["train"][row]
         return state
 
@@ -342,7 +342,7 @@ class TrainProgress(pl.Callback):
 
     @override
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: object, batch_idx: int
     ) -> None:
         fetcher = trainer.fit_loop._data_fetcher
         if isinstance(fetcher, DataLoaderIterDataFetcher):
@@ -363,7 +363,7 @@ class TrainProgress(pl.Callback):
 
     @override
     def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, object]
     ) -> None:
         if trainer.state.fn == "fit":
             left = pending(trainer)
@@ -406,7 +406,7 @@ class TrainProgress(pl.Callback):
             )
 
 
-def _check_names(own: str, checkpoint: Mapping[str, Any]) -> None:
+def _check_names(own: str, checkpoint: Mapping[str, object]) -> None:
     """Warn if Lightning ignored a checkpoint's data state because the DataModule's class has another name."""
     states = [name for name, state in checkpoint.items() if isinstance(state, Mapping) and set(state) >= _KEYS]
     if own not in checkpoint and states:

@@ -151,7 +151,7 @@ def set_epoch_batches(trainer: pl.Trainer, batches: int) -> None:
 def set_max_batches(trainer: pl.Trainer, batches: int) -> None:
     """Tell a Trainer how many batches it uses in an epoch."""
     trainer.fit_loop.max_batches = batches
-    interval: Any = trainer.val_check_interval
+    interval: object = trainer.val_check_interval
     if isinstance(interval, float):
         trainer.val_check_batch = max(1, int(batches * interval))
 

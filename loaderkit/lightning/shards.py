@@ -19,7 +19,7 @@ from loaderkit.loader.config import LoaderConfig
 from loaderkit.system.progress import with_progress
 from loaderkit.system.suggest import suggest_argument, suggest_arguments
 
-Transform = Callable[[Any], Any]
+Transform = Callable[[Any], object]
 
 
 class ShardDataModule(DataModule):

@@ -36,7 +36,7 @@ class StepLogCallback(pl.Callback):
 
     @override
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         loader = _loader_of(trainer)
         loop: Any = trainer.fit_loop.epoch_loop
@@ -54,7 +54,7 @@ def _loader_of(trainer: pl.Trainer) -> Loader:
     Raises:
         ValueError: If it has several, another kind of loader, or one from which it fetches ahead.
     """
-    loader: Any = trainer.train_dataloader
+    loader: object = trainer.train_dataloader
     if not isinstance(loader, Loader):
         raise ValueError(
             f"StepLogCallback: the training loader is of type {type(loader).__name__}, wanted one lk.Loader, or a DataModule with one "

@@ -165,7 +165,7 @@ class TableDataModule(DataModule):
     def _check_columns(self, fitted: TableStatistics) -> None:
         """Warn if `columns=` differs from the checkpoint's statistics."""
         columns = self.columns
-        pairs: list[tuple[str, Any, Any]] = [
+        pairs: list[tuple[str, object, object]] = [
             (name, getattr(columns, name), getattr(fitted, name)) for name in ("target", "missing", "unknown")
         ]
         pairs += [

@@ -22,6 +22,7 @@ from loaderkit.lightning.text_batching import TextBatching, check_batching
 from loaderkit.lightning.text_sources import TextData, classes_of, is_text_files, is_urls, read_texts
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.sampling.plan import Plan
+from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_integer
 from loaderkit.system.suggest import suggest_arguments
 from loaderkit.writing.tokens import encode_bytes
@@ -120,7 +121,7 @@ class TextDataModule(DataModule):
         self._classes = None if classes is None else list(classes)
         self._tokenizer, self._vocab_size, self._pad_token = tokenizer, vocab_size, pad_token
         self.end_token = BYTE_END if tokenizer is None and end_token is None and label is None else end_token
-        self._read: dict[str, tuple[TokenSpans, list[Any] | None]] = {}
+        self._read: dict[str, tuple[TokenSpans, list[object] | None]] = {}
         if label is not None and self.batching.how in ("packed", "windows"):
             raise ValueError(
                 f"TextDataModule: label={label!r} and how={self.batching.how!r}; texts to classify are batched as 'random', "
@@ -193,7 +194,7 @@ class TextDataModule(DataModule):
             )
         return self.batching.plan(dataset.lengths(), config, shuffle=shuffle)
 
-    def _collate(self) -> Callable[[Any], Any]:
+    def _collate(self) -> Callable[[Any], object]:
         if self.batching.how == "packed":
             return PackCollate(row_length=self.batching.max_length, pad_value=self._pad_token)
         pad = PadCollate({"tokens": Pad(value=self._pad_token, lengths=True)})
@@ -220,7 +221,7 @@ class TextDataModule(DataModule):
             return spans
         return spans.cut_up(length) if self._label is None else spans.cut_short(length)
 
-    def _tokens(self, data: StageData) -> tuple[TokenSpans, list[Any] | None]:
+    def _tokens(self, data: StageData) -> tuple[TokenSpans, list[object] | None]:
         """Return the source's tokens and labels, which are read once."""
         key = data.key
         if key not in self._read:
@@ -241,7 +242,7 @@ class TextDataModule(DataModule):
             self._read[key] = tokens, labels
         return self._read[key]
 
-    def _codes(self, labels: list[Any], name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _codes(self, labels: list[object], name: str) -> Int64Array:
         codes = {value: code for code, value in enumerate(self.classes)}
         unknown = sorted({str(value) for value in labels if value not in codes})
         if unknown:
@@ -261,14 +262,14 @@ class _NextTokens:
     pad: PadCollate
     overlapping: bool  # whether a text's last token is only a label
 
-    def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
+    def __call__(self, samples: Sequence[object]) -> dict[str, object]:
         return self._label(self.pad(samples))
 
-    def collate_batch(self, batch: Any) -> dict[str, Any]:
+    def collate_batch(self, batch: object) -> dict[str, object]:
         """Return the same for the result of a dataset's `read_batch`."""
         return self._label(self.pad.collate_batch(batch))
 
-    def _label(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def _label(self, batch: dict[str, Any]) -> dict[str, object]:
         tokens, lengths = batch["tokens"], batch["tokens_lengths"]
         labels = torch.full(tokens.shape, _IGNORED)
         labels[:, :-1] = tokens[:, 1:]

@@ -31,7 +31,7 @@ def read_texts(
     label: str | None,
     labelled: bool,
     format: str | None,  # noqa: A002
-) -> tuple[list[str], list[Any] | None]:
+) -> tuple[list[str], list[object] | None]:
     """Return the texts in the field `text`, and the labels in the field `label`; None if not `labelled`.
 
     Messages call the data `name`.
@@ -87,7 +87,7 @@ def _values(column: Any) -> list[Any]:
     return values
 
 
-def classes_of(labels: list[Any], name: str) -> list[Any]:
+def classes_of(labels: list[object], name: str) -> list[Any]:
     """Return the labels' different values, sorted; refuse missing labels."""
     for row, label in enumerate(labels):
         if label is None or label != label:  # NaN

@@ -3,7 +3,7 @@
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ _INSTEAD = {  # what a Loader has in place of an argument of DataLoader
 }
 
 
-def check_names(unknown: Mapping[str, Any], settings: Sequence[str]) -> None:
+def check_names(unknown: Mapping[str, object], settings: Sequence[str]) -> None:
     """Raise a TypeError for an argument that is not a setting of a Loader, and suggest what to write instead."""
     for name in unknown:
         hint = _INSTEAD.get(name)
@@ -81,12 +81,12 @@ def check_skip(
     return lists[0], lists[1]
 
 
-def size_of(dataset: Any) -> int:
+def size_of(dataset: Sized) -> int:
     """Return the number of samples; 0 for data without a length, which a user's own order reads."""
     return len(dataset) if hasattr(type(dataset), "__len__") else 0
 
 
-def check_indexed(dataset: Any, *, has_order: bool = False) -> None:
+def check_indexed(dataset: object, *, has_order: bool = False) -> None:
     """Refuse data whose samples have no numbers, or are not what a user expects. With an order of its own it needs no length.
 
     Raises:
@@ -161,7 +161,7 @@ def check_private(saved: str | None, found: Sequence[Found], policy: PrivatePoli
         )
 
 
-def _has_numbers(dataset: Mapping[Any, Any]) -> bool:
+def _has_numbers(dataset: Mapping[object, object]) -> bool:
     """Return whether a mapping has samples by number, as a dict from 0 to N - 1 has, or a TensorDict, whose keys are names alone."""
     try:
         return 0 in dataset
@@ -189,7 +189,7 @@ def check_plan(config: LoaderConfig, size: int) -> None:
         )
 
 
-def in_pieces(dataset: Any, plan: Plan, collate_fn: Any) -> Any:
+def in_pieces(dataset: Any, plan: Plan, collate_fn: object) -> object:
     """Return the dataset that a plan is for: if the plan cuts samples, their pieces, else the dataset itself.
 
     Raises:

@@ -156,7 +156,7 @@ class LoaderConfig:
     meet_timeout_s: float = 60
     bad_samples: BadSamples = RAISE
     private_generators: PrivatePolicy | None = None
-    seeders: Sequence[Callable[[int], Any]] = ()
+    seeders: Sequence[Callable[[int], object]] = ()
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "seed", "num_workers", "prefetch_factor", "steps"):

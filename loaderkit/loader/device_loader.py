@@ -69,11 +69,11 @@ class DeviceLoader(LoaderView[Any]):
         return AheadEpoch(iter(self.loader), self._prefetcher)
 
     @override
-    def in_this_process(self, **changes: Any) -> "DeviceLoader":
+    def in_this_process(self, **changes: object) -> "DeviceLoader":
         return DeviceLoader(self.loader.in_this_process(**changes), self.device, transform=self._prefetcher.transform)
 
     @override
-    def replay(self, cursor: Cursor, *, ahead: int = 0) -> Any:
+    def replay(self, cursor: Cursor, *, ahead: int = 0) -> object:
         position, batch = self.position, self.loader.replay(cursor, ahead=ahead)
         found = position.cursor_at((cursor, ahead))
         seed = derive_seed("device", self.config.seed, found.epoch, position.crew.world.rank, found.batches)

@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from typing import Any
 
 import numpy as np
 
@@ -73,7 +72,7 @@ def _size(count: float, digits: int) -> str:
 class DownloadMeter:
     """Reads the counts of a dataset's storages, and computes the rate between two looks."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: object) -> None:
         self._dataset = dataset
         self._storages = storages_within(dataset)
         self._looks: deque[tuple[float, int]] = deque()  # time, bytes
@@ -106,11 +105,11 @@ class DownloadMeter:
         all_counts = [storage.counts.read() for storage in self._storages]
         return {name: sum(counts[name] for counts in all_counts) for name in all_counts[0]}
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return DownloadMeter, (self._dataset,)  # a copy measures for itself
 
 
-def storages_within(data: Any) -> list[Storage]:
+def storages_within(data: object) -> list[Storage]:
     """Return the storages of the remote datasets and streams that some data is made from, each once."""
     found: list[Storage] = []
     seen: set[int] = set()
@@ -129,7 +128,7 @@ def storages_within(data: Any) -> list[Storage]:
     return found
 
 
-def shards_ahead(data: Any, plan: Plan, cursor: Cursor) -> int | None:
+def shards_ahead(data: object, plan: Plan, cursor: Cursor) -> int | None:
     """Count the shards that come next after a cursor and are in the cache; None if that is unknown."""
     if not isinstance(data, ShardedDataset) or not data.remote_sizes or data.storage.cache_dir is None:
         return None
@@ -145,7 +144,7 @@ def shards_ahead(data: Any, plan: Plan, cursor: Cursor) -> int | None:
     return sum(1 for _ in takewhile(data.has_copy, coming)) if all(map(data.has_copy, now)) else 0
 
 
-def cache_remark(dataset: Any, order: Order | None, nodes: int) -> str | None:
+def cache_remark(dataset: object, order: Order | None, nodes: int) -> str | None:
     """Return a warning if shards of a ShardOrder will be downloaded more than once an epoch, or None."""
     data = shards_within(dataset)
     if data is None or not data.remote_bytes or not isinstance(order, ShardOrder) or data.storage.cache_dir is None:

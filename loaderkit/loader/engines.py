@@ -87,7 +87,7 @@ def describe(engine: Engine, reader: BatchReader, config: LoaderConfig, workers:
     )
 
 
-def describe_stream(dataset: Any, config: LoaderConfig, num_workers: int, workers_why: str) -> Description:
+def describe_stream(dataset: object, config: LoaderConfig, num_workers: int, workers_why: str) -> Description:
     """Describe how a stream's batches are made."""
     pinned = should_pin(config.pin_memory, _device(config))
     start = choose_start(config.multiprocessing_context, dataset) if num_workers else None

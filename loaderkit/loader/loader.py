@@ -107,7 +107,7 @@ class Loader(Generic[Batch]):
         meet_timeout_s: float = 60,
         bad_samples: BadSamples = RAISE,
         private_generators: PrivatePolicy | None = None,
-        seeders: Sequence[Callable[[int], Any]] = (),
+        seeders: Sequence[Callable[[int], object]] = (),
         **unknown: Never,
     ) -> None:
         given = locals()
@@ -125,18 +125,23 @@ class Loader(Generic[Batch]):
         self._copied = HostBatches()
 
     @classmethod
-    def from_config(cls, dataset: Any, config: LoaderConfig, **changes: Any) -> Self:
+    def from_config(cls, dataset: Any, config: LoaderConfig, **changes: object) -> Self:
         """Make a loader from a config, with some settings changed."""
         settings = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)} | changes
         return cls(dataset, **{**settings, "shuffle": bool(settings["shuffle"])})
 
-    def in_this_process(self, **changes: Any) -> "Loader[Batch]":
+    def in_this_process(self, **changes: object) -> "Loader[Batch]":
         """Make a loader of the same data that uses no workers, with some settings changed. It stands at the start."""
-        workers: dict[str, Any] = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": None, "timeout": 0}
+        workers: dict[str, object] = {
+            "num_workers": 0,
+            "prefetch_factor": None,
+            "persistent_workers": None,
+            "timeout": 0,
+        }
         workers |= {"engine": "auto", "multiprocessing_context": None, "worker_init_fn": None, "pin_memory": False}
         return Loader.from_config(self.dataset, self.config, **workers, **changes)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if "config" in self.__dict__ and (name == "dataset" or hasattr(self.config, name)):
             data, change = ("new_dataset", "") if name == "dataset" else ("loader.dataset", f", {name}=...")
             raise AttributeError(
@@ -339,7 +344,7 @@ class Loader(Generic[Batch]):
         self._trainer_epochs.warn_about_saving()
         return self.position.state()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go to a saved position; the next `iter()` continues from it.
 
         The number of ranks, the batch size and the number of workers may differ from those of the saved run. The next pass says
@@ -371,7 +376,7 @@ class Loader(Generic[Batch]):
         return self._trainer_epochs
 
     @property
-    def batch_sampler(self) -> Any:
+    def batch_sampler(self) -> object:
         """The same as `sampler`: Lightning calls `loader.batch_sampler.sampler.set_epoch` to tell a loader its epoch."""
         return self._trainer_epochs
 
@@ -401,7 +406,7 @@ class LoaderView(Loader[Batch]):
     def state_dict(self) -> dict[str, Any]:
         return self.loader.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         self.loader.load_state_dict(state)
 
     def describe(self) -> Description:
@@ -412,11 +417,11 @@ class LoaderView(Loader[Batch]):
         return self.loader.sampler
 
     @property
-    def batch_sampler(self) -> Any:
+    def batch_sampler(self) -> object:
         return self.loader.batch_sampler
 
 
-def _make_position(dataset: Any, config: LoaderConfig) -> Position:
+def _make_position(dataset: object, config: LoaderConfig) -> Position:
     if not isinstance(dataset, torch_data.IterableDataset):
         return IndexedPosition(dataset, config)
     from loaderkit.loader.streams.position import StreamPosition  # few need it, and its import takes time

@@ -3,7 +3,6 @@
 import dis
 import types
 from collections.abc import Iterator
-from typing import Any
 
 import torch.utils.data as torch_data
 
@@ -12,7 +11,7 @@ from loaderkit.system.names import has_class
 _DEPTH = 8  # of datasets in datasets
 
 
-def check_by_index(dataset: Any, depth: int = _DEPTH) -> None:
+def check_by_index(dataset: object, depth: int = _DEPTH) -> None:
     """Refuse a dataset, or one inside of it, whose samples depend on what was read before instead of on their index.
 
     Raises:
@@ -41,7 +40,7 @@ def _refused(kind: type, source: str, instead: str) -> TypeError:
     )
 
 
-def _listed(parts: Any) -> list[Any]:
+def _listed(parts: object) -> list[object]:
     return list(parts.values()) if isinstance(parts, dict) else list(parts) if isinstance(parts, list | tuple) else []
 
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+
+from loaderkit.system.types import Array
 
 START = b"loaderkit steps 1\n"
 _STEP = struct.Struct("<cIIIQI")
@@ -51,7 +52,7 @@ class Section:
     """
 
     settings: Mapping[str, Any]
-    rows: npt.NDArray[Any]
+    rows: Array
 
     def find(self, step: int) -> list[Record]:
         """Return the records of a step."""
@@ -71,7 +72,7 @@ class Content(NamedTuple):
     end: int
 
 
-def pack_settings(settings: Mapping[str, Any]) -> bytes:
+def pack_settings(settings: Mapping[str, object]) -> bytes:
     """Return the record that begins a section."""
     text = json.dumps(settings, sort_keys=True).encode()
     return _sealed(_LENGTH.pack(b"H", len(text)) + text)
@@ -130,7 +131,7 @@ def read_steps(path: str | os.PathLike[str]) -> Content:
     return Content([section for section in sections if len(section.rows)], at)
 
 
-def _check_is_torn(path: Any, content: bytes, at: int, length: int) -> None:
+def _check_is_torn(path: object, content: bytes, at: int, length: int) -> None:
     """Raise a ValueError unless the rest of the file may come from a write that was cut short."""
     rest = content[at:]
     if rest[:1] in (b"H", b"S") and at + length >= len(content):

@@ -1,7 +1,7 @@
 """What each training step was trained on."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,7 +62,7 @@ class StepLog:
         self.path = os.fspath(path)
         self._file: int | None = None
         self._loader: Loader | None = None  # that of the last record
-        self._mark: Any = None  # where it stood then
+        self._mark: object = None  # where it stood then
         self._step = -1
         self._settings: Any = None
         self._read: tuple[int, list[Section]] | None = None  # the file's size, and what it held then
@@ -70,7 +70,7 @@ class StepLog:
     def __repr__(self) -> str:
         return f"StepLog({self.path!r})"
 
-    def record(self, loader: Loader, step: int, *, point: Any = None) -> None:
+    def record(self, loader: Loader, step: int, *, point: object = None) -> None:
         """Write what a step was trained on: the loader's batches since the last record.
 
         Args:
@@ -237,11 +237,11 @@ class StepLog:
         while text:
             text = text[os.write(self._file, text) :]
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_file": None, "_read": None}
 
 
-def loader_then(loader: Loader, settings: Any, rank: int) -> Loader:
+def loader_then(loader: Loader, settings: Mapping[str, Any], rank: int) -> Loader:
     """Return a loader like another, with the ranks, batch size and position that a log or a state has.
 
     Raises:
@@ -251,7 +251,7 @@ def loader_then(loader: Loader, settings: Any, rank: int) -> Loader:
     ranks, config = settings["ranks"], loader.config
     if not 0 <= rank < ranks:
         raise ValueError(f"StepLog: rank {rank}, wanted one of the {ranks} ranks of that step.")
-    changes: dict[str, Any] = {"world": World(rank, ranks)}
+    changes: dict[str, object] = {"world": World(rank, ranks)}
     if config.plan is None and config.batch_sampler is None:
         changes |= {"batch_size": settings["batch_size"], "tail": settings["tail"], "drop_last": False}
     then = loader.in_this_process(**changes)

@@ -136,7 +136,7 @@ class _SetUp:
     """Lightning's loop after `trainer.estimated_stepping_batches` was read: its loaders are made, and states of them wait."""
 
     _combined_loader = _data_fetcher = ()
-    _combined_loader_states_to_load: Any = ({},)
+    _combined_loader_states_to_load: object = ({},)
     _should_reload_train_dl = False
     restarting = True
     loaded = False

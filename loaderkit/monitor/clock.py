@@ -26,9 +26,9 @@ class Stream:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def mark(self) -> Any:
+    def mark(self) -> torch.cuda.Event:
         """Return an event that happens when the device has done its work so far."""
-        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch has no types for it
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch has no types for it
         event.record(torch.cuda.current_stream(self._device))
         return event
 
@@ -58,7 +58,7 @@ class StepClock:
         self._add = add
         self._begun_ns: int | None = None  # when the step began
         self._wait_begun_ns = self._wait_ns = 0
-        self._mark: Any = None
+        self._mark: torch.cuda.Event | None = None
         self._waits: list[_Wait] = []
         self._open: deque[tuple[Sums, list[_Wait]]] = deque()  # steps that the device has not passed
         self._suspended_ns: int | None = None

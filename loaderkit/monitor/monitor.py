@@ -148,10 +148,10 @@ class DataWaitMonitor:
                     f"DataWaitMonitor: {window.summary(remedy(mean, self.loader))}", UserWarning, stacklevel=2
                 )
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"loader": None, "clock": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self.clock = StepClock(self._add)
 

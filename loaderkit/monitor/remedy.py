@@ -25,7 +25,7 @@ def workers_needed(workers: int, summary: WaitSummary) -> int:
     return max(workers + 1, math.ceil(batch_s / busy_s - 1e-9))
 
 
-def remedy(summary: WaitSummary, loader: Any, *, cpus: int | None = None) -> str:
+def remedy(summary: WaitSummary, loader: object, *, cpus: int | None = None) -> str:
     """Return what would help: a sentence or more. The `cpus` are those that this process may use; None asks the system."""
     workers, engine, why = _who(loader)
     bench = "`loaderkit bench MODULE:FACTORY` measures engines and numbers of workers, and splits a batch's cost."
@@ -53,7 +53,7 @@ def remedy(summary: WaitSummary, loader: Any, *, cpus: int | None = None) -> str
     return " ".join([*said, bench])
 
 
-def _who(loader: Any) -> tuple[int | None, str | None, str]:
+def _who(loader: object) -> tuple[int | None, str | None, str]:
     """Return a loader's number of workers, its engine and why it has that engine."""
     config: Any = getattr(loader, "config", loader)
     workers, engine, why = getattr(config, "num_workers", None), getattr(config, "engine", None), ""

@@ -35,7 +35,7 @@ class BatchSamplerOrder(SamplerOrder):
         ValueError: If the sampler gives each rank its part; the Loader does that.
     """
 
-    def __init__(self, sampler: Iterable[Sequence[Any]], *, seed: int = 0, most: int = MOST_BATCHES) -> None:
+    def __init__(self, sampler: Iterable[Sequence[object]], *, seed: int = 0, most: int = MOST_BATCHES) -> None:
         super().__init__(getattr(sampler, "sampler", ()), seed=seed, most=most)  # refuses a sampler of one rank's part
         self._sampler = sampler
 
@@ -163,7 +163,7 @@ def _keys_of(batch: Any) -> Keys:
     return keys
 
 
-def _no_batch(batch: Any) -> TypeError:
+def _no_batch(batch: object) -> TypeError:
     return TypeError(
         f"loader: the batch sampler gives {batch!r}, wanted a list of one or more integers, the samples' indices, or of keys, as in the "
         f"other batches. {FROM_MASK} Give a sampler of single indices as order=."

@@ -119,7 +119,7 @@ def pack_state(saved: Saved) -> dict[str, Any]:
     return seal(fields | {_SKIPPED: [list(each) for each in skips.stretches]})
 
 
-def unpack_state(state: Mapping[str, Any]) -> Saved:
+def unpack_state(state: Mapping[str, object]) -> Saved:
     """Return what a state says.
 
     Raises:
@@ -135,7 +135,7 @@ def unpack_state(state: Mapping[str, Any]) -> Saved:
     return Saved(cursor, identity, fields["step"], fields["bad"], fields["judged"], skips, private)
 
 
-def bad_cursor(field: str, found: Any, wanted: str) -> StateError:
+def bad_cursor(field: str, found: object, wanted: str) -> StateError:
     """Return the error for a cursor that a plan did not give."""
     return damaged(f"cursor.{field}", found, wanted, _WAY_OUT)
 

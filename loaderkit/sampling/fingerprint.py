@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.utils.data as torch_data
 from torch import Tensor
@@ -21,7 +20,9 @@ from loaderkit.system.arrays import Int64Array
 from loaderkit.system.digests import digest, shortened
 from loaderkit.system.names import has_class
 from loaderkit.system.overrides import own_attribute
+from loaderkit.system.types import Array
 
+T = TypeVar("T")
 _INDICES = 1024  # of a subset that are compared; all of a smaller one
 _ENTRIES = 64  # of a list that are compared
 _ROWS = 16  # of an array that are compared; rows may be large
@@ -39,7 +40,7 @@ class _Asking:
 _asking: ContextVar[_Asking] = ContextVar("_asking", default=_Asking())  # noqa: B039 - it is frozen
 
 
-def fingerprint(dataset: Any, size: int) -> str:
+def fingerprint(dataset: object, size: int) -> str:
     """Return a short text that differs between datasets.
 
     Args:
@@ -51,7 +52,7 @@ def fingerprint(dataset: Any, size: int) -> str:
     return f"{size:,} samples" if found is None else f"{size:,} samples ({shortened(found)})"
 
 
-def fingerprint_of(dataset: Any) -> str:
+def fingerprint_of(dataset: object) -> str:
     """Return the text that tells a dataset from others of its length; empty if nothing does."""
     return _text(dataset) or ""
 
@@ -61,7 +62,7 @@ def fingerprint_of_part(dataset: Any) -> str:
     return f"{len(dataset) if hasattr(type(dataset), '__len__') else ''}:{fingerprint_of(dataset)}"
 
 
-def fingerprint_of_reader(read: Any) -> str | None:
+def fingerprint_of_reader(read: object) -> str | None:
     """Return what a stream's reader adds to the names of its shards; None if nothing."""
     if _asking.get().as_before:
         own = getattr(read, "fingerprint", None)
@@ -91,7 +92,7 @@ def nameless() -> Iterator[set[str]]:
         _asking.reset(token)
 
 
-def named_as_saved(ask: Callable[[], Mapping[str, Any]], saved: Mapping[str, Any]) -> dict[str, Any]:
+def named_as_saved(ask: Callable[[], Mapping[str, T]], saved: Mapping[str, object]) -> dict[str, T]:
     """Return what names data and order, each name as a state has it if an earlier loaderkit named it so.
 
     Args:
@@ -111,7 +112,7 @@ def spread_rows(size: int, most: int = _ROWS) -> Int64Array:
     return np.unique(np.linspace(0, max(0, size - 1), most).astype(np.int64))[:size]
 
 
-def _text(dataset: Any) -> str | None:
+def _text(dataset: object) -> str | None:
     asking = _asking.get()
     if asking.as_before:
         own = getattr(dataset, "fingerprint", None)
@@ -128,7 +129,7 @@ def _text(dataset: Any) -> str | None:
     return None if found is None else str(found)
 
 
-def _of_foreign(dataset: Any) -> str | None:
+def _of_foreign(dataset: object) -> str | None:
     """Return a text for data that has no fingerprint itself; None if its class is not known."""
     if isinstance(dataset, torch_data.Subset):
         return f"subset({len(dataset)} of {fingerprint_of_part(dataset.dataset)}, {_of_indices(dataset.indices)})"
@@ -161,9 +162,9 @@ def _of_indices(indices: Any) -> str:
     return digest(found.astype(np.int64) if found.dtype.kind in "iub" else repr(found.tolist()))
 
 
-def _of_arrays(kind: str, arrays: Sequence[Tensor | npt.NDArray[Any]]) -> str | None:
+def _of_arrays(kind: str, arrays: Sequence[Tensor | Array]) -> str | None:
     """Return a digest of the shapes and dtypes of arrays (N, *), and of rows spread over them."""
-    parts: list[Any] = []
+    parts: list[Array | str] = []
     for array in arrays:
         rows = spread_rows(len(array))
         if isinstance(array, Tensor):
@@ -184,7 +185,7 @@ def _of_entries(values: Any) -> str | None:
     return None if None in texts else f"list {digest(*map(str, texts))}"
 
 
-def _of_entry(value: Any) -> str | None:
+def _of_entry(value: object) -> str | None:
     """Return a text for a value that cannot change; None for others. Of an absolute path the last two parts count: data may move."""
     if isinstance(value, PurePath) or (isinstance(value, str) and value.startswith("/")):
         return "path" + "/".join(PurePath(value).parts[-2:])

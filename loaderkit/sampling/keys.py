@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from loaderkit.system.digests import digest
 from loaderkit.system.indices import FROM_MASK
+from loaderkit.system.types import Array
 
-Keys = npt.NDArray[Any]  # indices (N,) int64, or keys (N,) of any other kind as objects
+Keys = Array  # indices (N,) int64, or keys (N,) of any other kind as objects
 
 _NO_KEYS = (bool, float, list, np.bool_, np.floating, np.ndarray, type(None))
 
@@ -40,7 +40,7 @@ def drawn_keys(values: list[Any]) -> Keys:
     return as_keys(values)
 
 
-def as_keys(values: Iterable[Any]) -> Keys:
+def as_keys(values: Iterable[object]) -> Keys:
     """Return keys (N,) as an array of objects, also if they are sequences."""
     listed = list(values)
     keys = np.empty(len(listed), dtype=object)
@@ -49,7 +49,7 @@ def as_keys(values: Iterable[Any]) -> Keys:
     return keys
 
 
-def like(keys: Keys, values: list[Any]) -> Keys:
+def like(keys: Keys, values: list[object]) -> Keys:
     """Return values (N,) as an array of the kind that `keys` are: indices or other keys."""
     return as_keys(values) if keys.dtype == object else np.array(values, dtype=np.int64)
 
@@ -76,7 +76,7 @@ def digest_of(keys: Keys) -> str:
     return digest(content.getvalue())
 
 
-def _no_keys(value: Any) -> TypeError:
+def _no_keys(value: object) -> TypeError:
     return TypeError(
         f"loader: the order gives {value!r}, wanted integers, the samples' indices, or keys that are all of another kind, such as "
         f"tuples, slices or texts. {FROM_MASK} Give a sampler of batches as batch_sampler=, and a plan of your own as plan=."

@@ -1,7 +1,6 @@
 """An order over several sources, mixed by weights."""
 
 from collections.abc import Sequence, Sized
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +75,7 @@ class Mixture(Order):
                 "gets no sample. Use a larger window."
             )
         self._window = window
-        self._epochs: dict[int, Any] = {}
+        self._epochs: dict[int, tuple[Int64Array, Int64Array]] = {}
 
     def _details(self) -> str:
         parts = [f"{w:.3g} of {n:,}" for w, n in zip(self._weights[:_SHOWN], self._sizes, strict=False)]
@@ -129,5 +128,4 @@ class Mixture(Order):
         """Return the source (W,) of each place in a window, and the samples of that source before it there (W,)."""
         if window not in self._epochs:
             self._epochs[window] = spread(split_window(self._weights, window))
-        pattern: tuple[Int64Array, Int64Array] = self._epochs[window]
-        return pattern
+        return self._epochs[window]

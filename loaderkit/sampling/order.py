@@ -3,17 +3,19 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderkit.sampling.permutation import permutation
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_integer, plain_integer
 from loaderkit.system.digests import digest
 from loaderkit.system.indices import as_indices
+from loaderkit.system.types import Array
 from loaderkit.system.world import World
+
+T = TypeVar("T")
 
 
 class Order(ABC):
@@ -106,12 +108,12 @@ class Order(ABC):
         """Return what `repr` adds to the size."""
         return ""
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # An epoch's cached arrays are cheaper to make again than to send.
         return {name: {} if name == "_epochs" else value for name, value in self.__dict__.items()}
 
 
-def indices_at(order: Order, epoch: int, positions: Int64Array) -> npt.NDArray[Any]:
+def indices_at(order: Order, epoch: int, positions: Int64Array) -> Array:
     """Return the indices (N,) int64 that an order has at positions (N,), or keys of another kind as objects.
 
     Raises:
@@ -122,9 +124,9 @@ def indices_at(order: Order, epoch: int, positions: Int64Array) -> npt.NDArray[A
     return found if is_known else as_indices(type(order).__name__, found)
 
 
-def cached(order: Any, epoch: int, make: Callable[[], Any]) -> Any:
+def cached(order: Any, epoch: int, make: Callable[[], T]) -> T:
     """Return what an epoch needs, made at most once. One epoch is kept at a time; threads may use different epochs."""
-    epochs: dict[int, Any] = order._epochs
+    epochs: dict[int, T] = order._epochs
     value = epochs.get(epoch)
     if value is None:
         value = make()
@@ -192,7 +194,7 @@ class Shuffled(Order):
 
     length: int
     seed: int = field(default=0, kw_only=True)
-    _epochs: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _epochs: dict[int, object] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "length", plain_integer(self.length))
@@ -234,7 +236,7 @@ class Subset(Order):
         self._chosen = chosen.copy()
         self._shuffle = shuffle
         self._seed = seed
-        self._epochs: dict[int, Any] = {}
+        self._epochs: dict[int, object] = {}
 
     def _details(self) -> str:
         return f", shuffled (seed {self._seed})" if self._shuffle else ""

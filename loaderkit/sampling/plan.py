@@ -46,7 +46,7 @@ class PlanPart:
 
     order: Order | None
     end: int | None = None
-    collate_fn: Callable[[list[Any]], Any] | None = None
+    collate_fn: Callable[[list[Any]], object] | None = None
 
 
 class Cuts(NamedTuple):
@@ -86,7 +86,7 @@ class Plan(ABC):
 
     if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             # Not attributes of the class: a dataclass would take their values for defaults of its fields.
             if name in ("order", "lengths"):
                 return None
@@ -100,7 +100,7 @@ class Plan(ABC):
     def key(self, epoch: int) -> str:
         """Return a text that names the order of the samples: its version and all settings that shape it."""
 
-    def identity(self, cursor: Cursor, dataset: Any, size: int) -> tuple[str, str]:
+    def identity(self, cursor: Cursor, dataset: object, size: int) -> tuple[str, str]:
         """Return texts that name the dataset and the order that a cursor belongs to, for its state."""
         return fingerprint(dataset, size), self.key(cursor.epoch)
 

@@ -16,6 +16,7 @@ from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_integer, plain_integer
 from loaderkit.system.digests import digest
+from loaderkit.system.types import Array
 
 ENDLESS = 1 << 62  # the size of an epoch without an end
 _MOST = 1 << 16  # indices of a sampler without a length that are drawn at the epoch's start, unless the data is large
@@ -46,7 +47,7 @@ class Weighted(Order):
 
     def __init__(
         self,
-        weights: Sequence[float] | npt.NDArray[Any],
+        weights: Sequence[float] | Array,
         *,
         seed: int = 0,
         size: int | None = None,
@@ -80,7 +81,7 @@ class Weighted(Order):
         self._size = size
         self._seed = seed
         self._replacement = replacement
-        self._epochs: dict[int, Any] = {}
+        self._epochs: dict[int, object] = {}
 
     def size(self, epoch: int) -> int:
         return self._size
@@ -136,7 +137,7 @@ class SamplerOrder(Order):
         ValueError: If the sampler gives each rank its part; the Loader does that.
     """
 
-    def __init__(self, sampler: Iterable[Any], *, seed: int = 0, most: int = _MOST) -> None:
+    def __init__(self, sampler: Iterable[object], *, seed: int = 0, most: int = _MOST) -> None:
         if isinstance(sampler, torch_data.DistributedSampler) and sampler.num_replicas > 1:
             raise ValueError(
                 f"order: {type(sampler).__name__} divides the samples over {sampler.num_replicas} ranks, and so does the Loader. "
@@ -145,7 +146,7 @@ class SamplerOrder(Order):
         self._sampler = sampler
         self._seed = seed
         self._most = most
-        self._epochs: dict[int, Any] = {}
+        self._epochs: dict[int, object] = {}
         self._digested: tuple[Keys | None, str] = None, ""  # keys, and their digest
 
     def __repr__(self) -> str:
@@ -207,7 +208,7 @@ class SamplerOrder(Order):
             return _Endless(drawn, lambda: Drawing(self._sampler, self._seed, epoch), drawing)
         return drawn
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         kept = {epoch: drawn for epoch, drawn in self._epochs.items() if not isinstance(drawn, _Endless)}
         return self.__dict__ | {"_epochs": kept, "_digested": (None, "")}
 
@@ -218,15 +219,15 @@ class Drawing:
     Between the parts the generators are the caller's.
     """
 
-    def __init__(self, sampler: Iterable[Any], seed: int, epoch: int) -> None:
+    def __init__(self, sampler: Iterable[object], seed: int, epoch: int) -> None:
         self._sampler, self._epoch = sampler, epoch
         self._seeds = SampleSeeds(hash_positions(np.zeros(1, dtype=np.int64), "sampler", seed, epoch))
-        self._values: Iterator[Any] | None = None
-        self._reached: tuple[Any, ...] = ()
+        self._values: Iterator[object] | None = None
+        self._reached: tuple[object, ...] = ()
         self.length = _length(sampler)
         self.name = type(sampler).__name__
 
-    def take(self, count: int) -> list[Any]:
+    def take(self, count: int) -> list[object]:
         """Return the next values, fewer at the epoch's end."""
         with self._seeds:
             if self._values is None:
@@ -241,7 +242,7 @@ class Drawing:
             self._reached = self._seeds.pause()
         return values
 
-    def epoch(self, most: int) -> list[Any]:
+    def epoch(self, most: int) -> list[object]:
         """Return all values of the epoch, at most the sampler's length; `most` + 1 if it has no length and gives more.
 
         Raises:
@@ -306,7 +307,7 @@ def _length(sampler: Any) -> int | None:
         return None
 
 
-def as_order(order: Any, *, seed: int, size: int = 0) -> Order:
+def as_order(order: object, *, seed: int, size: int = 0) -> Order:
     """Return an Order as it is, or a user's sampler as an order.
 
     Raises:

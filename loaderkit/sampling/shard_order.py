@@ -3,10 +3,8 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderkit.sampling.order import Order, Shuffled, cached
 from loaderkit.sampling.permutation import permutation
@@ -15,6 +13,7 @@ from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import plain_integer
 from loaderkit.system.digests import digest
 from loaderkit.system.overrides import own_attribute
+from loaderkit.system.types import Array
 from loaderkit.system.world import World
 
 MAX_WINDOW = 1 << 16
@@ -71,7 +70,7 @@ class ShardOrder(Order):
 
     def __init__(
         self,
-        shard_sizes: Sequence[int] | npt.NDArray[Any],
+        shard_sizes: Sequence[int] | Array,
         *,
         seed: int = 0,
         lanes: int | None = None,
@@ -101,7 +100,7 @@ class ShardOrder(Order):
         self._ends = self.shard_sizes.cumsum()
         self._size = int(self.shard_sizes.sum())
         self._turns = _Turns(self._size, lanes, block)
-        self._epochs: dict[int, Any] = {}
+        self._epochs: dict[int, object] = {}
 
     def _details(self) -> str:
         shards = len(self.shard_sizes)
@@ -395,7 +394,7 @@ def spread_out(count: int) -> Int64Array:
     return numbers[numbers < count]
 
 
-def shuffled_order(dataset: Any, size: int, *, seed: int, batch_size: int | None) -> Order:
+def shuffled_order(dataset: object, size: int, *, seed: int, batch_size: int | None) -> Order:
     """Return the order of a Loader with shuffle=True: the dataset's own, a ShardOrder if it has `shard_sizes`, else Shuffled.
 
     A dataset has an order of its own if it has `epoch_order(seed)`. The batch size is the block of a ShardOrder.

@@ -6,7 +6,7 @@ on the ranges that still lie ahead. Samples that stay keep their positions, and 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from loaderkit.system.state import COUNT, EPOCH, Rule
 Stretch = tuple[int, int, int]  # an epoch, and positions of its order: the first one, and the end
 
 
-def _are_stretches(value: Any) -> bool:
+def _are_stretches(value: object) -> bool:
     if not isinstance(value, list | tuple):
         return False
     for each in value:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +44,7 @@ class StagedOrder(Order):
     def __init__(self, sources: Sources, names: Sequence[str], blends: Sequence[Blend], *, window: int) -> None:
         self._sources, self._names, self._blends, self._window = sources, list(names), list(blends), window
         self.ends = list(accumulate(blend.samples for blend in blends))  # of the stages
-        self._epochs: dict[Any, Any] = {}  # the pattern of each split of a window
+        self._epochs: dict[bytes, tuple[Int64Array, Int64Array]] = {}  # the pattern of each split of a window
         pieces = [piece for blend in blends for piece in _pieces(blend, window)]
         sizes = [size for size, _ in pieces]
         self._shares = np.array([shares for _, shares in pieces], dtype=np.int64)
@@ -114,7 +114,7 @@ class StagedOrder(Order):
         """Return the source (W,) of each place in a window, and the samples of that source before it there (W,)."""
         shares = self._shares[piece]
         key = shares.tobytes()
-        found: tuple[Int64Array, Int64Array] | None = self._epochs.get(key)
+        found = self._epochs.get(key)
         if found is None:
             found = spread(shares)
             self._epochs = dict([*self._epochs.items(), (key, found)][-_KEPT:])  # another thread may read the old one

@@ -1,7 +1,6 @@
 """What datasets, transforms and collates say about the random numbers they draw, and the seeds they get."""
 
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -43,7 +42,7 @@ class DeclaresDraws(Described):
         return Draws.NOTHING if transform is None else draws(transform)
 
 
-def draws(value: Any) -> Draws:
+def draws(value: object) -> Draws:
     """Return what a dataset, transform or collate draws, by its attributes `draws_nothing` or `draws_only_sample_rng`.
 
     A wrapper that forwards attributes, and a subclass that overrides how samples are read or how it is called, have to set the
@@ -54,12 +53,12 @@ def draws(value: Any) -> Draws:
     return Draws.SAMPLE_RNG if _declares(value, "draws_only_sample_rng") else Draws.ANYTHING
 
 
-def draws_nothing(value: Any) -> bool:
+def draws_nothing(value: object) -> bool:
     """Return whether a dataset, transform or collate certainly draws no random numbers."""
     return type(value) in _PLAIN or _declares(value, "draws_nothing")
 
 
-def _declares(value: Any, name: str) -> bool:
+def _declares(value: object, name: str) -> bool:
     return own_attribute(value, name, _METHODS) is True
 
 

@@ -3,8 +3,9 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numpy.random.bit_generator import ISpawnableSeedSequence
+
+from loaderkit.system.types import Array
 
 
 class Key:
@@ -20,13 +21,13 @@ class Key:
         self._seed = seed
         self._sequence: np.random.SeedSequence | None = None
 
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> npt.NDArray[Any]:
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Array:
         """Return the words that numpy asks for: Philox gets its key, other bit generators a SeedSequence's words."""
         if n_words == 2 and dtype is np.uint64:
             return np.array((self._seed, 0), dtype=np.uint64)
         return self._hashed().generate_state(n_words, dtype)
 
-    def spawn(self, n_children: int) -> list[Any]:
+    def spawn(self, n_children: int) -> list[np.random.SeedSequence]:
         """Return child seed sequences, as `np.random.SeedSequence.spawn` does."""
         return self._hashed().spawn(n_children)
 

@@ -5,7 +5,6 @@ import os
 import random
 from collections.abc import Callable
 from multiprocessing.context import get_spawning_popen
-from typing import Any
 
 import numpy as np
 import torch
@@ -39,7 +38,7 @@ class _WithRank:
     def __call__(self, worker_id: int, *, rank: int | None = None) -> None:
         self._function(worker_id, rank=rank)
 
-    def __reduce__(self) -> str | tuple[Any, ...]:
+    def __reduce__(self) -> str | tuple[object, ...]:
         starts_process = get_spawning_popen() is not None
         return (_with_rank, (_rank(),)) if starts_process else "seed_worker"
 

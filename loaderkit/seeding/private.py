@@ -42,7 +42,7 @@ class Found(NamedTuple):
     """
 
     path: str
-    generator: Any
+    generator: object
     seeded: SeededGenerator | None
     library: str
 
@@ -55,7 +55,7 @@ class Found(NamedTuple):
         return _LIBRARIES.get(self.library, "")
 
 
-def private_generators(**data: Any) -> list[Found]:
+def private_generators(**data: object) -> list[Found]:
     """Return the random generators that data keeps for itself, nearest first; the global ones do not count.
 
     Args:
@@ -94,12 +94,12 @@ class PrivateGenerators:
         seeders: Functions that seed generators nobody can find, such as those of C++ libraries. Each gets 32 bits.
     """
 
-    data: Mapping[str, Any]
+    data: Mapping[str, object]
     policy: PrivatePolicy = "seed"
-    seeders: Sequence[Callable[[int], Any]] = ()
+    seeders: Sequence[Callable[[int], object]] = ()
     _found: list[Found] | None = field(default=None, init=False)
     _seeders: Sequence[SeededGenerator] | None = field(default=None, init=False)  # of what was found
-    _opencv: Callable[[int], Any] | None = field(default=None, init=False)  # its seeder, if it was imported then
+    _opencv: Callable[[int], object] | None = field(default=None, init=False)  # its seeder, if it was imported then
     _calls: int = field(default=0, init=False)
     _look_at: int = field(default=1, init=False)  # the call after which to look for new generators
     _replaced: set[str] = field(default_factory=set, init=False)  # paths whose generator is another one after each call
@@ -191,7 +191,7 @@ class PrivateGenerators:
                 )
         return made
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # Another process has other objects.
         return self.__dict__ | {
             "_found": None,
@@ -203,7 +203,7 @@ class PrivateGenerators:
         }
 
 
-def _opencv_seeder() -> Callable[[int], Any] | None:
+def _opencv_seeder() -> Callable[[int], object] | None:
     return getattr(sys.modules.get("cv2"), "setRNGSeed", None)
 
 
@@ -219,7 +219,7 @@ def _warn(paths: set[str], what: str) -> None:
     )
 
 
-def _is_global(value: Any) -> bool:
+def _is_global(value: object) -> bool:
     # numpy's and random's global functions are methods of their global generators.
     known = (
         torch.default_generator,

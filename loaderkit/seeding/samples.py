@@ -27,7 +27,7 @@ class SeededGenerator(Protocol):
     def seed(self, word: int) -> None:
         """Give it the state that belongs to a 64-bit seed."""
 
-    def state(self) -> Any:
+    def state(self) -> object:
         """Return its state; pickled, it equals another one of the same state."""
 
     def restore(self, state: Any) -> None:
@@ -115,7 +115,7 @@ class SampleSeeds:
             self._seed(other._word)
             self._rng = other._rng
 
-    def pause(self) -> tuple[Any, ...]:
+    def pause(self) -> tuple[object, ...]:
         """Return the states of the generators, for `resume` in a later use of this context."""
         return torch.default_generator.get_state(), np.random.get_state(), random.getstate()
 

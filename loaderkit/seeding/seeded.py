@@ -60,7 +60,7 @@ class _Python:
     def seed(self, word: int) -> None:
         self._generator.seed(word ^ self._salt)
 
-    def state(self) -> Any:
+    def state(self) -> object:
         return self._generator.getstate()
 
     def restore(self, state: Any) -> None:
@@ -76,7 +76,7 @@ class _Bits:
     def seed(self, word: int) -> None:
         self._bits.state = type(self._bits)(word ^ self._salt).state
 
-    def state(self) -> Any:
+    def state(self) -> object:
         return self._bits.state
 
     def restore(self, state: Any) -> None:
@@ -137,7 +137,7 @@ class AlbumentationsPair:
 
     def __init__(self) -> None:
         self.owners: Sequence[Any] = ()
-        self._own: list[tuple[Any, Any]] | None = None  # generators of the owners, while they draw from the pair
+        self._own: list[tuple[object, object]] | None = None  # generators of the owners, while they draw from the pair
         self._python, self._numpy = random.Random(0), np.random.Generator(np.random.PCG64(0))
         self._seeds: list[SeededGenerator] = [
             _Python(self._python, derive_seed("private generator", "albumentations", "py_random")),
@@ -145,7 +145,7 @@ class AlbumentationsPair:
         ]
 
     @staticmethod
-    def is_for(value: Any) -> bool:
+    def is_for(value: object) -> bool:
         """Whether an object is such a transform."""
         names = getattr(value, "__dict__", {}).keys()
         return {"py_random", "random_generator"} <= names and _is_albumentations(value)
@@ -158,11 +158,11 @@ class AlbumentationsPair:
         for each in self._seeds:
             each.seed(word)
 
-    def state(self) -> list[Any] | None:
+    def state(self) -> list[object] | None:
         """Return the pair's state; None if the transforms draw from their own generators, which nothing has touched."""
         return None if self._own is None else [each.state() for each in self._seeds]
 
-    def restore(self, state: list[Any] | None) -> None:
+    def restore(self, state: list[object] | None) -> None:
         if state is not None:
             for each, old in zip(self._seeds, state, strict=True):
                 each.restore(old)
@@ -172,14 +172,14 @@ class AlbumentationsPair:
             self._own = None
 
 
-def _is_albumentations(value: Any) -> bool:
+def _is_albumentations(value: object) -> bool:
     return any(kind.__module__.startswith("albumentations.") for kind in type(value).__mro__)
 
 
 class NativeGenerator:
     """Seeds generators of other languages by a function. Their state cannot be restored."""
 
-    def __init__(self, function: Callable[[int], Any], bits: int = 32) -> None:
+    def __init__(self, function: Callable[[int], object], bits: int = 32) -> None:
         self._function, self._mask = function, (1 << bits) - 1
 
     def seed(self, word: int) -> None:

@@ -6,12 +6,15 @@ Without that, a column of float32 would give Python's floats, which become float
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from loaderkit.system.types import Array, DType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Tensors(NamedTuple):
@@ -23,7 +26,7 @@ class Tensors(NamedTuple):
         order: The axes of a row, if they are in another order than in memory.
     """
 
-    dtype: np.dtype[Any]
+    dtype: DType
     sizes: tuple[int, ...]
     order: tuple[int, ...] | None = None
 
@@ -39,7 +42,7 @@ class Tensors(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def number_type(kind: Any) -> np.dtype[Any] | None:
+def number_type(kind: "pa.DataType") -> DType | None:
     """Return the dtype of an Arrow type of booleans, integers or floats; None for others."""
     import pyarrow.types as kinds
 
@@ -48,7 +51,7 @@ def number_type(kind: Any) -> np.dtype[Any] | None:
 
 
 @lru_cache(maxsize=1024)
-def tensor_type(kind: Any) -> Tensors | None:
+def tensor_type(kind: "pa.DataType") -> Tensors | None:
     """Return the dtype and shape of the rows of an Arrow type, if they have one shape; None for others."""
     import pyarrow as pa
     import pyarrow.types as kinds
@@ -65,7 +68,7 @@ def tensor_type(kind: Any) -> Tensors | None:
     return None if dtype is None else Tensors(dtype, sizes, order)
 
 
-def to_samples(array: Any) -> list[Any]:
+def to_samples(array: "pa.Array") -> list[object]:
     """Return the values (N,) of a pyarrow array.
 
     Booleans, int64, float64, texts and all that is no number are what `to_pylist` gives. Other numbers are numpy scalars. Lists of
@@ -73,14 +76,14 @@ def to_samples(array: Any) -> list[Any]:
     None, and a list with a null in it stays a list.
     """
     if _is_plain(array.type):
-        plain: list[Any] = array.to_pylist()
+        plain: list[object] = array.to_pylist()
         return plain
     values = _values(array)
     # A copy: Arrow's own memory cannot be written, and a row that is kept would keep all of it.
     return list(values.copy() if isinstance(values, np.ndarray) and values.ndim > 1 else values)
 
 
-def to_numbers(array: Any) -> Array:
+def to_numbers(array: "pa.Array") -> Array:
     """Return an array of a type that `tensor_type` knows, without nulls: (N, *shape), a view where Arrow allows it."""
     form = _tensors(array)
     flat = _storage(array)
@@ -90,7 +93,7 @@ def to_numbers(array: Any) -> Array:
     return form.rows(numbers, len(array)) if form.sizes else numbers
 
 
-def to_filled(array: Any) -> tuple[Array, Array | None]:
+def to_filled(array: "pa.Array") -> tuple[Array, Array | None]:
     """Return numbers (N, *shape) with 0 for nulls, and a mask (N,) of the rows with a null; None if there are none.
 
     The array is of a type that `tensor_type` knows.
@@ -112,7 +115,7 @@ def to_filled(array: Any) -> tuple[Array, Array | None]:
     return rows, mask
 
 
-def has_nulls(array: Any) -> bool:
+def has_nulls(array: "pa.Array") -> bool:
     """Return whether an array of a type that `tensor_type` knows has a null, at any depth."""
     flat = _storage(array)
     for _ in _tensors(flat).sizes:
@@ -122,19 +125,19 @@ def has_nulls(array: Any) -> bool:
     return bool(flat.null_count)
 
 
-def is_null(array: Any) -> npt.NDArray[np.bool_]:
+def is_null(array: "pa.Array") -> npt.NDArray[np.bool_]:
     """Return a mask (N,) of the nulls of a pyarrow array, which can be written."""
     return np.array(array.is_null())
 
 
-def _tensors(array: Any) -> Tensors:
+def _tensors(array: "pa.Array") -> Tensors:
     form = tensor_type(array.type)
     if form is None:
         raise TypeError(f"arrow: found {array.type}, wanted numbers or arrays of one shape.")
     return form
 
 
-def _inner(array: Any) -> Any:
+def _inner(array: "pa.Array") -> "pa.Array":
     """Return the values of lists of one size, without those of null lists."""
     if array.null_count:
         return array.flatten()
@@ -142,12 +145,12 @@ def _inner(array: Any) -> Any:
     return array.values.slice(array.offset * size, len(array) * size)  # a fifth of the time
 
 
-def _storage(array: Any) -> Any:
+def _storage(array: "pa.Array") -> "pa.Array":
     return getattr(array, "storage", array)  # of an extension type
 
 
 @lru_cache(maxsize=1024)
-def _is_plain(kind: Any) -> bool:
+def _is_plain(kind: "pa.DataType") -> bool:
     """Return whether `to_pylist` loses no dtype and no shape of a type."""
     import pyarrow as pa
     import pyarrow.types as kinds
@@ -163,13 +166,13 @@ def _is_plain(kind: Any) -> bool:
     return not _is_list(kind) or (number_type(kind.value_type) is None and _is_plain(kind.value_type))
 
 
-def _is_list(kind: Any) -> bool:
+def _is_list(kind: "pa.DataType") -> bool:
     import pyarrow.types as kinds
 
     return bool(kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind))
 
 
-def _values(array: Any) -> Sequence[Any] | Array:
+def _values(array: "pa.Array") -> Sequence[object] | Array:
     """Return values (N,): one numpy array (N, *shape) if the type has one shape and nothing is null."""
     kind = array.type
     form = tensor_type(kind)
@@ -179,7 +182,7 @@ def _values(array: Any) -> Sequence[Any] | Array:
         numbers, _ = to_filled(array)
         return _with_none(list(numbers), array)
     if _is_plain(kind):
-        values: list[Any] = array.to_pylist()
+        values: list[object] = array.to_pylist()
         return values
     if hasattr(array, "dictionary"):
         return _values(array.dictionary_decode())
@@ -191,13 +194,13 @@ def _values(array: Any) -> Sequence[Any] | Array:
     return _lists(array) if _is_list(kind) else _structs(array)
 
 
-def _structs(array: Any) -> list[Any]:
+def _structs(array: "pa.Array") -> list[object]:
     names = [field.name for field in array.type]
     rows = zip(*map(to_samples, array.flatten()), strict=True)
     return _with_none([dict(zip(names, row, strict=True)) for row in rows], array)
 
 
-def _lists(array: Any) -> list[Any]:
+def _lists(array: "pa.Array") -> list[object]:
     import pyarrow.types as kinds
 
     kind = array.type
@@ -207,8 +210,8 @@ def _lists(array: Any) -> list[Any]:
         ends = array.offsets.to_numpy()
     flat = array.values.slice(ends[0], ends[-1] - ends[0])
     dtype = _leaf(flat.type)
-    inner: Any = _values(flat) if dtype is not None else to_samples(flat)
-    inner = inner.copy() if isinstance(inner, np.ndarray) else inner
+    values = _values(flat) if dtype is not None else to_samples(flat)
+    inner: Any = values.copy() if isinstance(values, np.ndarray) else values
     places = (ends - ends[0]).tolist()
     rows = [inner[start:end] for start, end in pairwise(places)]
     if dtype is not None and not isinstance(inner, np.ndarray):
@@ -216,14 +219,14 @@ def _lists(array: Any) -> list[Any]:
     return _with_none(rows, array)
 
 
-def _with_none(rows: list[Any], array: Any) -> list[Any]:
+def _with_none(rows: list[object], array: "pa.Array") -> list[object]:
     """Return rows with None where an array has a null."""
     if not array.null_count:
         return rows
     return [None if missing else row for row, missing in zip(rows, is_null(array), strict=True)]
 
 
-def _joined(row: list[Any], kind: Any, dtype: np.dtype[Any]) -> Any:
+def _joined(row: list[Any], kind: "pa.DataType", dtype: DType) -> object:
     """Return a row of numbers or arrays as one array if they have one shape and none is missing."""
     if any(value is None or isinstance(value, list) for value in row):
         return row
@@ -233,13 +236,13 @@ def _joined(row: list[Any], kind: Any, dtype: np.dtype[Any]) -> Any:
     return np.array(row, dtype).reshape(len(row), *(shapes.pop() if shapes else _empty_shape(kind.value_type)))
 
 
-def _empty_shape(kind: Any) -> tuple[int, ...]:
+def _empty_shape(kind: "pa.DataType") -> tuple[int, ...]:
     """Return the shape of what an empty list holds none of: 0 where lists have any length."""
     return (getattr(kind, "list_size", 0), *_empty_shape(kind.value_type)) if _is_list(kind) else ()
 
 
 @lru_cache(maxsize=1024)
-def _leaf(kind: Any) -> np.dtype[Any] | None:
+def _leaf(kind: "pa.DataType") -> DType | None:
     """Return the dtype of numbers, and of nested lists of them; None for other types."""
     while _is_list(kind):
         kind = kind.value_type

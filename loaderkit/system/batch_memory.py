@@ -11,17 +11,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.utils.data as torch_data
 from torch import Tensor
+from torch.storage import UntypedStorage
 
+from loaderkit.system.types import Array
 from loaderkit.system.worker_info import in_worker_process
-
-Array = npt.NDArray[Any]
 
 LARGE = 8 << 20  # bytes; the C library keeps smaller blocks itself
 _SHARED = 1 << 17  # bytes; smaller tensors travel in the message itself, see `loaderkit.engine.torch`
@@ -83,11 +83,11 @@ class BufferPool:
         return type(self), ()
 
 
-class _Memory(np.ndarray[Any, np.dtype[np.uint8]]):
+class _Memory(np.ndarray[tuple[int, ...], np.dtype[np.uint8]]):
     """The bytes that a pool owns. If they were a plain np.ndarray, views of `_Lent` would refer to them and not to it."""
 
 
-class _Lent(np.ndarray[Any, np.dtype[np.uint8]]):
+class _Lent(np.ndarray[tuple[int, ...], np.dtype[np.uint8]]):
     """What arrays over lent memory refer to: it returns the memory when it is freed."""
 
     pool: BufferPool | None = None
@@ -155,7 +155,7 @@ def new_empty(shape: Sequence[int], like: Tensor) -> Tensor:
     if like.device.type != "cpu" or not size_bytes:
         return torch.empty(shape, dtype=like.dtype, device=like.device)
     if _is_shared(size_bytes):
-        make: Callable[[int], Any] = torch.UntypedStorage._new_shared  # as torch's default_collate does
+        make: Callable[[int], UntypedStorage] = torch.UntypedStorage._new_shared  # as torch's default_collate does
         made: Tensor = torch.empty(0, dtype=like.dtype, device="cpu")
         return made.set_(make(size_bytes), 0, tuple(shape))  # type: ignore[call-overload,no-any-return]  # torch's stub lacks this overload
     # The memory of torch.empty goes back to the system each time. For 256 x 512 int64, in batches of several lengths, its
@@ -164,7 +164,7 @@ def new_empty(shape: Sequence[int], like: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def bits_of(value: float, dtype: torch.dtype) -> Any:
+def bits_of(value: float, dtype: torch.dtype) -> object:
     """Return `value` as an element of `as_array(tensor)`, for a tensor of this dtype."""
     return as_array(torch.full((1,), value, dtype=dtype, device="cpu"))[0]
 

@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import operator
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cached_property, lru_cache
 from types import MappingProxyType, SimpleNamespace
@@ -22,7 +22,7 @@ _WHOLE = (str, bytes, bytearray, memoryview, range)  # sequences that are values
 CONTAINERS = (dict, list, tuple, deque, MappingProxyType)  # that `reduced` may pickle in its own way
 
 
-def is_sequence(value: Any) -> bool:
+def is_sequence(value: object) -> bool:
     """Return whether a value is a sequence of parts, such as a list, a tuple or a UserList."""
     return isinstance(value, tuple | list) or (isinstance(value, Sequence) and not isinstance(value, _WHOLE))
 
@@ -43,7 +43,7 @@ def field_names(value: Any) -> list[str] | None:
     Fields are those of dataclasses, attrs classes, pydantic models and SimpleNamespace.
     """
     kind: Any = type(value)
-    names: Any = declared_fields(kind)
+    names: Iterable[str] | None = declared_fields(kind)
     if names is None and hasattr(kind, "__pydantic_validator__"):
         names = *kind.model_fields, *(value.__pydantic_extra__ or ())
     elif names is None and isinstance(value, SimpleNamespace):
@@ -51,7 +51,7 @@ def field_names(value: Any) -> list[str] | None:
     return None if names is None else [name for name in names if hasattr(value, name)]
 
 
-def with_parts(container: Any, parts: Any) -> Any:
+def with_parts(container: object, parts: Any) -> Any:
     """Return a copy of a container with other parts.
 
     Args:
@@ -77,7 +77,7 @@ def with_parts(container: Any, parts: Any) -> Any:
     return tuple(parts) if isinstance(container, tuple) else parts
 
 
-def reduced(container: Any) -> Any:
+def reduced(container: Any) -> object:
     """Return how to pickle a mapping, list or tuple; NotImplemented if the usual way is right.
 
     The usual way calls methods of the class: `__new__` of a tuple, `append` of a list, `__setitem__` of a dict before its
@@ -106,11 +106,19 @@ def _base_to_reduce(kind: Any) -> Any:
     return None if is_named or kind.__reduce__ not in (object.__reduce__, base.__reduce__) else base
 
 
-def _read_only(parts: dict[Any, Any]) -> Any:
+def _read_only(parts: dict[object, object]) -> object:
     return MappingProxyType(parts)
 
 
-def _restore(kind: Any, base: Any, parts: Any, setting: Any, shows: bool, attributes: Any, slots: Any) -> Any:
+def _restore(
+    kind: object,
+    base: Any,
+    parts: object,
+    setting: object,
+    shows: bool,
+    attributes: Mapping[str, object],
+    slots: Mapping[str, object],
+) -> object:
     same = _bare(kind, base, parts, setting)
     if shows:
         same.__dict__ = same
@@ -121,13 +129,13 @@ def _restore(kind: Any, base: Any, parts: Any, setting: Any, shows: bool, attrib
     return same
 
 
-def attributes_of(value: Any) -> dict[str, Any]:
+def attributes_of(value: object) -> dict[str, Any]:
     """Return an object's attributes: those in its `__dict__` and in its slots."""
     attributes, slots = _state(value)
     return {**attributes, **slots}
 
 
-def leave_out(value: Any, name: str) -> None:
+def leave_out(value: object, name: str) -> None:
     """Delete an attribute, also of a frozen object."""
     object.__delattr__(value, name)
 
@@ -137,7 +145,7 @@ def is_cached(kind: type, name: str) -> bool:
     return isinstance(getattr(kind, name, None), cached_property)
 
 
-def _state(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _state(value: object) -> tuple[dict[str, object], dict[str, Any]]:
     if shows_items(value):
         return {}, {}
     state = object.__getstate__(value)
@@ -145,7 +153,7 @@ def _state(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return dict(attributes or {}), dict(slots or {})
 
 
-def _rebuild(container: Any, parts: Any) -> Any:
+def _rebuild(container: Any, parts: Any) -> object:
     """Return the copy; None if it would not hold the parts."""
     base = next((base for base in _BASES if isinstance(container, base)), None)
     if base is not None:
@@ -167,7 +175,7 @@ def _rebuild(container: Any, parts: Any) -> Any:
     return same if same is not None and _holds(same, parts) else None
 
 
-def _new(kind: Any) -> Any:
+def _new(kind: type) -> object:
     return (SimpleNamespace if issubclass(kind, SimpleNamespace) else object).__new__(kind)
 
 
@@ -188,21 +196,21 @@ def _bare(kind: Any, base: Any, parts: Any, setting: Any) -> Any:
     return same
 
 
-def _setting(container: Any, base: Any) -> Any:
+def _setting(container: Any, base: Any) -> object:
     """Return what a builtin container has besides its parts and attributes."""
     if base is deque:
         return container.maxlen
     return container.default_factory if base is defaultdict else None
 
 
-def _mirrors(container: Any, parts: Mapping[Any, Any]) -> dict[str, Any]:
+def _mirrors(container: Any, parts: Mapping[Any, object]) -> dict[str, object]:
     """Return the parts that a dict also has as attributes, as transformers' ModelOutput does."""
     attributes = attributes_of(container)
     shown = (name for name in parts if name in attributes and attributes[name] is dict.get(container, name))
     return {name: parts[name] for name in shown}
 
 
-def _set_attributes(same: Any, container: Any, changed: Mapping[str, Any]) -> Any:
+def _set_attributes(same: Any, container: object, changed: Mapping[str, object]) -> object:
     """Give a new object the attributes of a container, but for those that are changed."""
     if shows_items(container):
         same.__dict__ = same
@@ -225,7 +233,7 @@ def _set_attributes(same: Any, container: Any, changed: Mapping[str, Any]) -> An
     return same
 
 
-def shows_items(value: Any) -> bool:
+def shows_items(value: object) -> bool:
     """Return whether a value is a dict whose items are its attributes: `self.__dict__ = self`."""
     return isinstance(value, dict) and getattr(value, "__dict__", None) is value
 

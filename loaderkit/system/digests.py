@@ -1,12 +1,11 @@
 """Hashes of arrays and texts, as fingerprints have them."""
 
 import hashlib
-from typing import Any
 
-import numpy.typing as npt
+from loaderkit.system.types import Array
 
 
-def digest(*parts: npt.NDArray[Any] | bytes | str) -> str:
+def digest(*parts: Array | bytes | str) -> str:
     """Return a hash of arrays, bytes or texts together, 16 characters."""
     found = hashlib.blake2b(digest_size=8)
     for part in parts:

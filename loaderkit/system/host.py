@@ -6,7 +6,7 @@ would depend on its workers, or lie on two devices.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Generic, TypeVar
 
 import torch
 
@@ -21,6 +21,8 @@ def _is_host() -> bool:
 
 _is_host()  # so that torch imports now what this needs: at the first batch no file may be free to open
 
+T = TypeVar("T")
+
 
 def use_host() -> None:
     """Make tensors on the host in this process from now on, unless a device is named."""
@@ -28,23 +30,23 @@ def use_host() -> None:
         torch.set_default_device("cpu")
 
 
-def host() -> AbstractContextManager[Any]:
+def host() -> AbstractContextManager[object]:
     """Make tensors on the host inside, unless a device is named."""
     return nullcontext() if _is_host() else torch.device("cpu")
 
 
-def on_host(items: Iterator[Any]) -> Iterator[Any]:
+def on_host(items: Iterator[T]) -> Iterator[T]:
     """Return items that are made on the host, unless a device is named."""
     return items if _is_host() else _OnHost(items)
 
 
-class _OnHost:
-    def __init__(self, items: Iterator[Any]) -> None:
+class _OnHost(Generic[T]):
+    def __init__(self, items: Iterator[T]) -> None:
         self._items = items
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> T:
         with torch.device("cpu"):
             return next(self._items)

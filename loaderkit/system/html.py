@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable
 from html import escape
-from typing import Any
 
 
-def table(title: str, rows: Iterable[tuple[Any, ...]]) -> str:
+def table(title: str, rows: Iterable[tuple[object, ...]]) -> str:
     """Return an HTML table with a title; the first cell of each row is its heading."""
     lines = []
     for heading, *cells in rows:

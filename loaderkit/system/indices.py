@@ -1,7 +1,5 @@
 """The one check of indices that users give: a mask or a float is no index, although numpy turns both into integers."""
 
-from typing import Any
-
 import numpy as np
 from torch import Tensor
 
@@ -10,7 +8,7 @@ from loaderkit.system.arrays import Int64Array
 FROM_MASK = "From a boolean mask: np.flatnonzero(mask)."
 
 
-def as_indices(owner: str, values: Any) -> Int64Array:
+def as_indices(owner: str, values: object) -> Int64Array:
     """Return indices (N,) that a user gave, as int64; they may share the memory of `values`.
 
     Args:

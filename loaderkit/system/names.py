@@ -1,10 +1,9 @@
 """Names of functions and classes."""
 
 import functools
-from typing import Any
 
 
-def function_name(function: Any) -> str:
+def function_name(function: object) -> str:
     """Return the short name of a function, with the arguments of a partial; of another callable, its type's name."""
     if isinstance(function, functools.partial):
         given = [*map(repr, function.args), *(f"{name}={value!r}" for name, value in function.keywords.items())]
@@ -12,6 +11,6 @@ def function_name(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def has_class(value: Any, name: str) -> bool:
+def has_class(value: object, name: str) -> bool:
     """Return whether a value is of a class such as "torchio.data.queue.Queue" or of a subclass, without importing its library."""
     return any(f"{kind.__module__}.{kind.__qualname__}" == name for kind in type(value).__mro__)

@@ -2,13 +2,14 @@
 
 from collections import UserDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from loaderkit.system.containers import field_names, is_sequence, with_parts
 
+T = TypeVar("T")
 _VALUES = frozenset((str, bytes, bool, int, float, type(None)))  # the usual leaves that stay
 
 
@@ -28,7 +29,7 @@ def should_pin(pin_memory: bool | str, device: torch.device | None) -> bool:
     return on_cuda and bool(pin_memory) and not _is_bad_fork()
 
 
-def pin(batch: Any) -> Any:
+def pin(batch: T) -> T:
     """Copy a batch's tensors to page-locked memory, and custom types by their own `pin_memory()`.
 
     Tensors on a device stay there. In a process that was forked from one that uses CUDA, the batch is returned as it is.
@@ -36,7 +37,7 @@ def pin(batch: Any) -> Any:
     return batch if _is_bad_fork() else map_leaves(batch, _pinned, "pin_memory")
 
 
-def _pinned(leaf: Any) -> Any:
+def _pinned(leaf: Any) -> object:
     return pin_tensor(leaf) if isinstance(leaf, Tensor) else leaf.pin_memory()
 
 
@@ -79,7 +80,7 @@ def tensor_bytes(tensor: Tensor) -> int:
     return sum(part.nbytes for part in parts)
 
 
-def to_device(batch: Any, device: torch.device | str, *, non_blocking: bool | None = None) -> Any:
+def to_device(batch: T, device: torch.device | str, *, non_blocking: bool | None = None) -> T:
     """Copy a batch's tensors, and types with a `to(device)`, to a device.
 
     Args:
@@ -99,7 +100,7 @@ def to_device(batch: Any, device: torch.device | str, *, non_blocking: bool | No
     """
     target = torch.device(device)
 
-    def move(leaf: Any) -> Any:
+    def move(leaf: Any) -> object:
         continues = non_blocking
         if continues is None:
             continues = target.type == "cuda" and isinstance(leaf, Tensor) and leaf.is_pinned()
@@ -107,15 +108,16 @@ def to_device(batch: Any, device: torch.device | str, *, non_blocking: bool | No
         moved = leaf.to(target, non_blocking=True) if continues else leaf.to(target)
         return leaf if moved is None else moved  # a method that moves its object may return nothing
 
-    return map_leaves(batch, move)
+    moved: T = map_leaves(batch, move)
+    return moved
 
 
-def movable(leaf: Any) -> Any:
+def movable(leaf: T) -> T:
     """Return what can be moved without a change to the caller's batch: transformers' dicts move in place."""
     return with_parts(leaf, dict(leaf)) if isinstance(leaf, UserDict) else leaf
 
 
-def map_leaves(batch: Any, function: Callable[[Any], Any], method: str = "to") -> Any:
+def map_leaves(batch: Any, function: Callable[[Any], object], method: str = "to") -> Any:
     """Apply a function to each leaf: tensors, and other values that have a method of this name."""
     kind = type(batch)
     if kind in _VALUES:

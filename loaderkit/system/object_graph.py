@@ -30,10 +30,10 @@ class Reached(NamedTuple):
 
     path: str
     value: Any
-    owner: Any
+    owner: object
 
 
-def reachable(root: Any, name: str, wanted: tuple[type, ...] = ()) -> Iterator[Reached]:
+def reachable(root: object, name: str, wanted: tuple[type, ...] = ()) -> Iterator[Reached]:
     """Yield each object that data holds, each once, nearest first.
 
     They are found by attributes, those of classes too, in containers, closures and partials, and among the globals that functions
@@ -45,7 +45,7 @@ def reachable(root: Any, name: str, wanted: tuple[type, ...] = ()) -> Iterator[R
         wanted: Types. What the classes and functions of installed packages name is left out, but for values of these.
     """
     near, far = deque([Reached(name, root, None)]), deque[Reached]()
-    seen: dict[int, Any] = {}  # holds the objects, so that no id is reused
+    seen: dict[int, object] = {}  # holds the objects, so that no id is reused
     most = _OBJECTS
     while (near or far) and len(seen) < most:
         if not near and most == _OBJECTS:
@@ -72,14 +72,14 @@ def reachable(root: Any, name: str, wanted: tuple[type, ...] = ()) -> Iterator[R
         queue.extend(Reached(*part, value) for part in _of_code(path, value, wanted))
 
 
-def parts_of(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def parts_of(path: str, value: object) -> Iterator[tuple[str, object]]:
     """Yield each part that an object holds, with its path."""
     yield from _entries(path, value)
     for attribute, entry in _attributes(value):
         yield f"{path}.{attribute}", entry
 
 
-def _entries(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _entries(path: str, value: object) -> Iterator[tuple[str, object]]:
     yield from _contents(path, value)
     if isinstance(value, functools.partial):
         yield f"{path}.func", value.func
@@ -97,7 +97,7 @@ def _entries(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield f"{path}.__kwdefaults__", value.__kwdefaults__
 
 
-def _contents(path: str, value: Any, without: frozenset[type] = frozenset()) -> Iterator[tuple[str, Any]]:
+def _contents(path: str, value: object, without: frozenset[type] = frozenset()) -> Iterator[tuple[str, object]]:
     """Yield the entries of a container, but for those of some exact types."""
     # Not any Mapping or Sequence: some read a file for each entry.
     if isinstance(value, dict):
@@ -114,12 +114,12 @@ def _contents(path: str, value: Any, without: frozenset[type] = frozenset()) -> 
                 yield f"{path}{{...}}", entry
 
 
-def _key(key: Any, number: int) -> str:
+def _key(key: object, number: int) -> str:
     """Return what names an entry of a dict, the same in each process: an object's own text may hold its address."""
     return repr(key) if isinstance(key, str | bytes | int | float | None) else f"{type(key).__name__} {number}"
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+def _attributes(value: object) -> Iterator[tuple[str, object]]:
     found = getattr(value, "__dict__", None)
     if isinstance(found, dict):
         yield from ((str(name), entry) for name, entry in list(found.items()))
@@ -130,7 +130,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
                 yield name, getattr(value, name)
 
 
-def _of_code(path: str, value: Any, wanted: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
+def _of_code(path: str, value: object, wanted: tuple[type, ...]) -> Iterator[tuple[str, object]]:
     """Yield what the code of an object names: attributes of its class, and globals of a function.
 
     Of a library's code only what is wanted: all that it names would be too much.
@@ -149,7 +149,7 @@ def _of_code(path: str, value: Any, wanted: tuple[type, ...]) -> Iterator[tuple[
             yield f"{path}.<class {kind.__name__}>.{name}", entry
 
 
-def _in_class(kind: type) -> Iterator[tuple[str, Any]]:
+def _in_class(kind: type) -> Iterator[tuple[str, object]]:
     for name, entry in sorted(vars(kind).items()):
         if isinstance(entry, staticmethod | classmethod):
             entry = entry.__func__
@@ -160,11 +160,11 @@ def _in_class(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 @functools.lru_cache(maxsize=4_096)
-def _wanted_in_class(kind: type, wanted: tuple[type, ...]) -> tuple[tuple[str, Any], ...]:
+def _wanted_in_class(kind: type, wanted: tuple[type, ...]) -> tuple[tuple[str, object], ...]:
     return tuple(sorted((name, entry) for name, entry in vars(kind).items() if isinstance(entry, wanted)))
 
 
-def _globals(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def _globals(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     """Yield the globals that a function names, and of a module those attributes that it names."""
     names = _names(function.__code__)
     for name in names:
@@ -192,7 +192,7 @@ def _is_library(module: str | None) -> bool:
     return file is not None and any(part in ("site-packages", "dist-packages") for part in Path(file).parts)
 
 
-def _keeps_its_own(value: Any) -> bool:
+def _keeps_its_own(value: object) -> bool:
     return isinstance(value, torch_data.Sampler | torch_data.DataLoader) or any(
         kind.__module__.startswith(_OWN) for kind in type(value).__mro__
     )

@@ -9,7 +9,6 @@ import sys
 import types
 import warnings
 from collections import deque
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +26,7 @@ _SAFE = (
 _warned: set[str] = set()
 
 
-def warn_of_open_files(dataset: Any, method: str) -> None:
+def warn_of_open_files(dataset: object, method: str) -> None:
     """Warn once if workers will be forked and a file that they would share is reachable from the dataset.
 
     Args:
@@ -49,7 +48,7 @@ def warn_of_open_files(dataset: Any, method: str) -> None:
         )
 
 
-def find_open_files(value: Any, *, name: str = "dataset") -> dict[str, str]:
+def find_open_files(value: object, *, name: str = "dataset") -> dict[str, str]:
     """Return the open files and databases among the first parts of a value: a dict from paths to their names."""
     found: dict[str, str] = {}
     seen: set[int] = set()
@@ -66,7 +65,7 @@ def find_open_files(value: Any, *, name: str = "dataset") -> dict[str, str]:
     return found
 
 
-def _opened(value: Any) -> str | None:
+def _opened(value: object) -> str | None:
     """Return the name of the file or database that a value has open, if forked processes would share its state."""
     if isinstance(value, io.IOBase):
         try:

@@ -6,7 +6,7 @@ from typing import Any
 _PACKAGE = __name__.partition(".")[0]
 
 
-def own_attribute(value: Any, name: str, methods: frozenset[str] = frozenset()) -> Any:
+def own_attribute(value: object, name: str, methods: frozenset[str] = frozenset()) -> Any:
     """Return an attribute that an object brings itself; None if it has none, or if the attribute speaks for another object.
 
     An ability such as `read_batch`, or a declaration such as `draws_nothing`, promises something about the object's
@@ -33,18 +33,18 @@ def own_attribute(value: Any, name: str, methods: frozenset[str] = frozenset()) 
     return getattr(value, name, None)
 
 
-def defines(value: Any, *names: str) -> bool:
+def defines(value: object, *names: str) -> bool:
     """Return whether an object has attributes of these names itself; a `__getattr__` that answers any name does not count."""
     mine, kind = getattr(value, "__dict__", {}), type(value)
     return all(name in mine or hasattr(kind, name) for name in names)
 
 
-def is_map_style(value: Any) -> bool:
+def is_map_style(value: object) -> bool:
     """Return whether an object has a length and samples by index, as `len(value)` and `value[index]` find them."""
     return hasattr(type(value), "__len__") and hasattr(type(value), "__getitem__")
 
 
-def _is_copied(mine: dict[str, Any], name: str) -> bool:
+def _is_copied(mine: dict[str, object], name: str) -> bool:
     """Return whether `functools.wraps` copied an attribute; it copies the `__dict__` of what it wraps."""
     inner = getattr(mine.get("__wrapped__"), "__dict__", {})
     return name in inner and inner[name] is mine[name]

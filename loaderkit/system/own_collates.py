@@ -14,7 +14,7 @@ _COLLATES = {
 
 
 @lru_cache(maxsize=256)
-def own_collate(kind: type) -> tuple[str, Callable[[list[Any]], Any]] | None:
+def own_collate(kind: type) -> tuple[str, Callable[[list[Any]], object]] | None:
     """Return the name of the function by which a class's library makes a batch, and the function; None for other classes."""
     for base in kind.__mro__:
         found = _COLLATES.get((base.__module__, base.__qualname__))

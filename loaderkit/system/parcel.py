@@ -11,7 +11,7 @@ import pickle
 import tempfile
 from multiprocessing import reduction
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import torch
@@ -39,13 +39,14 @@ class Parcel:
     An error in unpickling becomes a `Broken` value, whose use raises it: the trainer then sees it.
     """
 
-    def __init__(self, content: Any) -> None:
+    def __init__(self, content: object) -> None:
         self._content = content
         self._file: Any = None
         self._end = 0
-        self._places: dict[tuple[int, int], tuple[_Place, Any]] = {}  # by address and size; with what keeps the memory
+        # By address and size; with what keeps the memory.
+        self._places: dict[tuple[int, int], tuple[_Place, object]] = {}
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         image, places = io.BytesIO(), []
 
         def place(buffer: pickle.PickleBuffer) -> bool:
@@ -89,7 +90,7 @@ class Broken:
     def __init__(self, error: BaseException) -> None:
         vars(self)["_error"] = error
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Never:
         if name.startswith("__"):
             raise AttributeError(name)
         error = vars(self)["_error"]
@@ -105,7 +106,7 @@ class _Pickler(ForkingPickler):
         self._files: set[int] = set()
         self._storages: dict[int, _Storage] = {}
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         if isinstance(value, Tensor):
             return lazy_parts(value)
         # torch pickles each CPU tensor as its storage, and where it is in there.
@@ -131,22 +132,22 @@ class _Storage:
     def __init__(self, storage: UntypedStorage) -> None:
         self._storage = storage
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         content: Any = torch.empty(0, dtype=torch.uint8, device="cpu").set_(self._storage).numpy()
         return _storage_over, (pickle.PickleBuffer(content),)
 
 
-def _storage_over(memory: Any) -> UntypedStorage:
+def _storage_over(memory: object) -> UntypedStorage:
     return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
 
 
-def _new_file() -> Any:
+def _new_file() -> object:
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("loaderkit", os.MFD_CLOEXEC), "wb", buffering=0)
     return tempfile.TemporaryFile(buffering=0)
 
 
-def _open(image: bytes, file: Any, places: list[_Place]) -> Any:
+def _open(image: bytes, file: Any, places: list[_Place]) -> object:
     try:
         return pickle.loads(image, buffers=_buffers(file, places))
     except Exception as error:

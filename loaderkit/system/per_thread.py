@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-_parents: list[Any] = []  # handles of a parent process, kept alive: a forked child must not close them
+_parents: list[object] = []  # handles of a parent process, kept alive: a forked child must not close them
 
 
 class PerThread(threading.local, Generic[T]):
@@ -22,11 +22,11 @@ class PerThread(threading.local, Generic[T]):
         args: Arguments for `make`.
     """
 
-    def __init__(self, make: Callable[..., T], *args: Any) -> None:
+    def __init__(self, make: Callable[..., T], *args: object) -> None:
         self._made_by = make, *args
         self.own = make(*args)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return PerThread, self._made_by
 
 
@@ -59,7 +59,7 @@ class Opened:
         self._end = weakref.finalize(self, _close_own, self.handles, self.process)
 
 
-def _close_own(handles: OrderedDict[int, Any], process: int) -> None:
+def _close_own(handles: OrderedDict[int, object], process: int) -> None:
     # A forked child frees the objects of threads that only its parent has. Such a thread may have held a lock for a read,
     # and closing would wait for that lock.
     if os.getpid() == process:
@@ -68,7 +68,7 @@ def _close_own(handles: OrderedDict[int, Any], process: int) -> None:
         _parents.append(handles)
 
 
-def _close(handles: OrderedDict[int, Any]) -> None:
+def _close(handles: OrderedDict[int, object]) -> None:
     while handles:
         close = getattr(handles.popitem()[1], "close", None)
         if close is not None:

@@ -20,7 +20,7 @@ from loaderkit.system.tensor_pickling import same
 _SHOWN = 3  # paths in an error
 
 
-def find_unpicklable(value: Any, *, name: str = "dataset") -> dict[str, str]:
+def find_unpicklable(value: object, *, name: str = "dataset") -> dict[str, str]:
     """Return the parts of a value that cannot be pickled for a worker process, with the reason of each.
 
     Args:
@@ -40,7 +40,7 @@ def find_unpicklable(value: Any, *, name: str = "dataset") -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def explained(start: Start, work: Any, **more: Any) -> Iterator[None]:
+def explained(start: Start, work: Any, **more: object) -> Iterator[None]:
     """Start workers inside: say of an error which parts do not pickle, or what else workers that are not forked need.
 
     In a notebook, refuse classes and functions that workers could not import.
@@ -75,7 +75,7 @@ def explained(start: Start, work: Any, **more: Any) -> Iterator[None]:
         raise RuntimeError(f"loader: the fork server ended while it started a worker. {why_it_ended(start)}") from error
 
 
-def _check_notebook(start: Start, work: Any) -> None:
+def _check_notebook(start: Start, work: object) -> None:
     if start.method == "fork" or main_file() is not None:
         return
     finder = _MainFinder()
@@ -88,7 +88,7 @@ def _check_notebook(start: Start, work: Any) -> None:
         )
 
 
-def _search(value: Any, path: str, seen: set[int], found: dict[str, str]) -> bool:
+def _search(value: object, path: str, seen: set[int], found: dict[str, str]) -> bool:
     """Add the smallest parts that do not pickle to `found`; return whether the value pickles."""
     if id(value) in seen:
         return True
@@ -116,7 +116,7 @@ class _Trial(ForkingPickler):
     def __init__(self) -> None:
         super().__init__(_Nowhere(), pickle.HIGHEST_PROTOCOL)
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         if isinstance(value, Tensor) and (
             value.is_leaf or not value.requires_grad
         ):  # torch refuses others, and says why
@@ -131,13 +131,13 @@ class _MainFinder(_Trial):
         super().__init__()
         self.names: set[str] = set()
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         if isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__":
             self.names.add(value.__qualname__)
         return super().reducer_override(value)
 
 
-def _error(value: Any) -> str | None:
+def _error(value: object) -> str | None:
     try:
         _Trial().dump(value)
     except Exception as error:  # whatever a __reduce__ raises

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from multiprocessing import connection
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 JOB_SIGNALS = (
     signal.SIGTERM,
@@ -44,15 +44,15 @@ def end_with_parent() -> None:
     """End this process as soon as the process that started it ends, however that ends. A thread waits for it."""
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid is not None:
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+        threading.Thread(target=_end_with, args=(parent.pid, parent.sentinel), daemon=True).start()
 
 
-def _end_with(parent: Any) -> None:
+def _end_with(pid: int, sentinel: int) -> None:
     try:
         # Not multiprocessing's pipe: any other fork of the parent keeps it open.
-        connection.wait([os.pidfd_open(parent.pid)])
+        connection.wait([os.pidfd_open(pid)])
     except AttributeError:  # not on Linux
-        connection.wait([parent.sentinel])
+        connection.wait([sentinel])
     except OSError:  # it has ended
         pass
     os._exit(1)

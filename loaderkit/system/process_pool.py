@@ -19,7 +19,7 @@ R = TypeVar("R")
 # Tasks that an executor knows of: more than it has workers, and few enough to keep its scheduler quick.
 _IN_FLIGHT = 1_000
 
-_function: Callable[[Any], Any]
+_function: Callable[[Any], object]
 
 
 class LostTaskError(RuntimeError):
@@ -191,11 +191,11 @@ def _portable(error: Exception) -> Exception:
     return RuntimeError(f"{name}{error}{notes}")
 
 
-def _work(task: Any) -> Any:
+def _work(task: object) -> Any:
     return _result(_function, task)
 
 
-def _begin_worker(function: Callable[[Any], Any], stop: Any) -> None:
+def _begin_worker(function: Callable[[Any], object], stop: connection.Connection) -> None:
     """Keep the function, and end when the parent ends or says so."""
     global _function
     _function = function
@@ -205,6 +205,6 @@ def _begin_worker(function: Callable[[Any], Any], stop: Any) -> None:
         threading.Thread(target=_end_with, args=(parent.sentinel, stop), daemon=True).start()
 
 
-def _end_with(*signals: Any) -> None:
+def _end_with(*signals: connection.Connection | int) -> None:
     connection.wait(signals)
     os._exit(1)

@@ -29,7 +29,7 @@ class RayExecutor(Executor):
         ...     lk.write_shards(dataset, "/shared/shards", executor=cluster)
     """
 
-    def __init__(self, *, max_retries: int = 3, **options: Any) -> None:
+    def __init__(self, *, max_retries: int = 3, **options: object) -> None:
         try:
             import ray
         except ImportError as error:
@@ -38,12 +38,12 @@ class RayExecutor(Executor):
             ) from error
         self._ray = ray
         self._task: Any = ray.remote(_call).options(max_retries=max_retries, **options)
-        self._sent: tuple[Any, Any] = (None, None)  # the last function, and where Ray keeps it
+        self._sent: tuple[object, object] = (None, None)  # the last function, and where Ray keeps it
         self._lock = threading.Lock()
         self._pending: set[Future[Any]] = set()
         self._closed = False
 
-    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
+    def submit(self, fn: Callable[..., R], /, *args: object, **kwargs: object) -> Future[R]:
         with self._lock:
             if self._closed:
                 raise RuntimeError("cannot schedule new futures after shutdown")
@@ -67,7 +67,7 @@ class RayExecutor(Executor):
         self._sent = (None, None)
 
 
-def _call(function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+def _call(function: Callable[..., R], args: tuple[object, ...], kwargs: dict[str, object]) -> R:
     return function(*args, **kwargs)
 
 

@@ -61,7 +61,7 @@ def is_transient(error: BaseException) -> bool:
     return statuses[-1] in TRANSIENT_STATUS if statuses else any(map(_is_transient, chain))
 
 
-def http_status(error: Any) -> int | None:
+def http_status(error: BaseException) -> int | None:
     """Return the HTTP status of an error of aiohttp, botocore, gcsfs, requests or urllib, if it has one."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):

@@ -84,7 +84,7 @@ class SharedCounts:
             finally:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         if self._fd < 0:  # not used yet
             return type(self), self._names
         path = Path(f"/proc/{os.getpid()}/fd/{self._fd}")

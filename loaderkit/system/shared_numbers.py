@@ -14,7 +14,7 @@ _PARTS = 2_000  # of a value that are searched, those near its root first
 _OFFSETS = (83, 1)  # two, because what is written may equal the number with one of them
 
 
-def own_numbers(value: Any, write: Callable[[], object], tell: Callable[[], object]) -> None:
+def own_numbers(value: object, write: Callable[[], object], tell: Callable[[], object]) -> None:
     """Give this process its own copy of each shared number in a value that `write` writes or that `tell` tells.
 
     A dataset may keep its epoch in a tensor in shared memory, which reaches workers that persist. What one process writes
@@ -46,7 +46,7 @@ def _concerns(number: Tensor, write: Callable[[], object], tell: Callable[[], ob
     return found
 
 
-def _shared_numbers(value: Any) -> Iterator[Tensor]:
+def _shared_numbers(value: object) -> Iterator[Tensor]:
     seen, left = {id(value)}, deque([value])
     for _ in range(_PARTS):
         if not left:

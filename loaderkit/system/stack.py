@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -31,6 +30,7 @@ from loaderkit.system.containers import (
 )
 from loaderkit.system.own_collates import own_collate
 from loaderkit.system.stack_rows import stack_rows
+from loaderkit.system.types import Array
 
 # Tuples, since Python would build a union of types again for each field of each batch.
 _NUMPY_NUMBERS = (np.number, np.bool_)
@@ -58,7 +58,7 @@ class CollateError(ValueError):
         self.rows = tuple(rows)
 
 
-def stack(samples: Sequence[Any]) -> Any:
+def stack(samples: Sequence[object]) -> Any:
     """Stack B samples of one structure.
 
     Tensors, arrays and numbers become tensors (B, *) on the host. Subclasses of Tensor stay what they are, with their
@@ -130,7 +130,7 @@ def stack_field(values: Sequence[Any], field: str) -> Any:
         raise _no_leaf(first, field) from error
 
 
-def from_array(array: npt.NDArray[Any]) -> Tensor:
+def from_array(array: Array) -> Tensor:
     """Return an array as a tensor that shares its memory if torch can read it. Do not write to it."""
     try:
         return torch.from_numpy(array)
@@ -139,7 +139,7 @@ def from_array(array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
 
 
-def _no_leaf(value: Any, field: str) -> TypeError:
+def _no_leaf(value: object, field: str) -> TypeError:
     """Return the error for a value that cannot be stacked."""
     kind, dtype = type(value), getattr(value, "dtype", None)
     found, advice = kind.__name__, _advice(kind)
@@ -161,7 +161,7 @@ def _advice(kind: type) -> str:
     return known[0] if known else ""
 
 
-def _stack_by(name: str, collate: Callable[[Any], Any], values: Sequence[Any], field: str) -> Any:
+def _stack_by(name: str, collate: Callable[[list[Any]], object], values: Sequence[object], field: str) -> Any:
     """Stack values by a function that knows their class: that of their library, or torch's, which asks a TensorDict itself."""
     try:
         return collate(list(values))
@@ -172,7 +172,7 @@ def _stack_by(name: str, collate: Callable[[Any], Any], values: Sequence[Any], f
         ) from error
 
 
-def _stack_fields(values: Sequence[Any], field: str) -> Any:
+def _stack_fields(values: Sequence[object], field: str) -> object:
     names = field_names(values[0]) or []
     try:
         columns = {name: [getattr(value, name) for value in values] for name in names}
@@ -190,7 +190,7 @@ def _stack_fields(values: Sequence[Any], field: str) -> Any:
     return batch_like(values, stacked, field)
 
 
-def batch_like(values: Sequence[Any], parts: Any, field: str) -> Any:
+def batch_like(values: Sequence[object], parts: object, field: str) -> object:
     """Return a batch of the samples' type with these parts, and with the attributes that are equal in all samples."""
     first = values[0]
     batch = with_parts(first, parts)
@@ -210,7 +210,7 @@ def batch_like(values: Sequence[Any], parts: Any, field: str) -> Any:
     return batch
 
 
-def _differing(batch: Any, values: Sequence[Any]) -> list[str]:
+def _differing(batch: object, values: Sequence[object]) -> list[str]:
     """Return the attributes, other than those made of the parts, that are not the same in all samples."""
     first, kind = attributes_of(values[0]), type(values[0])
     has_more = kind.__dictoffset__ and not shows_items(values[0])
@@ -251,7 +251,7 @@ def is_same(left: Any, right: Any) -> bool:
         return False
 
 
-def check_unmasked(array: Any, field: str, row: int = 0, collate: str = "collate") -> None:
+def check_unmasked(array: object, field: str, row: int = 0, collate: str = "collate") -> None:
     """Refuse an array with masked values: a tensor has no mask."""
     if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
         raise CollateError(
@@ -261,7 +261,7 @@ def check_unmasked(array: Any, field: str, row: int = 0, collate: str = "collate
         )
 
 
-def _stack_arrays(values: Sequence[Any], field: str) -> Tensor:
+def _stack_arrays(values: Sequence[Array], field: str) -> Tensor:
     if isinstance(values[0], np.ma.MaskedArray):
         for row, value in enumerate(values):
             check_unmasked(value, field, row)
@@ -295,7 +295,7 @@ def _stack_tensors(values: Sequence[Tensor], field: str) -> Tensor:
     return like_samples(stacked, values, field)
 
 
-def like_samples(batch: Tensor, values: Sequence[Any], field: str) -> Tensor:
+def like_samples(batch: Tensor, values: Sequence[object], field: str) -> Tensor:
     """Give a batch the attributes of its samples. They are of a subclass of Tensor, as the batch is.
 
     Raises:
@@ -311,7 +311,7 @@ def like_samples(batch: Tensor, values: Sequence[Any], field: str) -> Tensor:
     return batch
 
 
-def _other_attribute(values: Sequence[Any], row: int, name: str, field: str) -> CollateError:
+def _other_attribute(values: Sequence[object], row: int, name: str, field: str) -> CollateError:
     kind, (first, other) = type(values[0]).__name__, (vars(values[0]), vars(values[row]))
     shown = " and ".join(
         textwrap.shorten(repr(state[name]), 100) if name in state else "none" for state in (first, other)
@@ -325,7 +325,7 @@ def _other_attribute(values: Sequence[Any], row: int, name: str, field: str) -> 
     )
 
 
-def difference(what: str, found: Sequence[Any], field: str, collate: str, way_out: str = "") -> CollateError:
+def difference(what: str, found: Sequence[object], field: str, collate: str, way_out: str = "") -> CollateError:
     """Return the error for a batch whose samples differ in something that must be the same."""
     row = next(row for row, other in enumerate(found) if other != found[0])
     return CollateError(
@@ -366,7 +366,7 @@ def _stack_numbers(values: Sequence[Any], field: str) -> Tensor:
     return torch.tensor(values, device="cpu")
 
 
-def _stack_mapping(values: Sequence[Mapping[Any, Any]], field: str) -> Any:
+def _stack_mapping(values: Sequence[Mapping[object, object]], field: str) -> object:
     names = values[0].keys()
     for row, value in enumerate(values):
         if value.keys() != names:
@@ -380,7 +380,7 @@ def _stack_mapping(values: Sequence[Mapping[Any, Any]], field: str) -> Any:
     return batch_like(values, stacked, field)
 
 
-def _stack_sequence(values: Sequence[Sequence[Any]], field: str) -> Any:
+def _stack_sequence(values: Sequence[Sequence[object]], field: str) -> object:
     lengths = list(map(len, values))
     length = lengths[0]
     if len(set(lengths)) > 1:
@@ -399,7 +399,7 @@ def _stack_sequence(values: Sequence[Sequence[Any]], field: str) -> Any:
     return parts if kind is list else batch_like(values, parts, field)
 
 
-def join_path(path: str, name: Any) -> str:
+def join_path(path: str, name: object) -> str:
     """Return the path of a field inside another field."""
     return f"{path}.{name}" if path else str(name)
 
@@ -448,7 +448,7 @@ _OF_TYPES: tuple[tuple[type, str], ...] = (
     (set, "Make it a list in the dataset, such as sorted(value)"),
     (frozenset, "Make it a list in the dataset, such as sorted(value)"),
 )
-_PLAIN: dict[type, Callable[[Sequence[Any], str], Any]] = {
+_PLAIN: dict[type, Callable[[Sequence[Any], str], object]] = {
     Tensor: _stack_tensors,
     dict: _stack_mapping,
     int: _stack_integers,

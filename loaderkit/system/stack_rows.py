@@ -40,7 +40,7 @@ def stack_rows(values: Sequence[Tensor]) -> Tensor:
     return torch.stack(values, out=new_empty((len(values), *first.shape), first))  # type: ignore[arg-type]  # any sequence
 
 
-def keep_rows(samples: list[Any], count: int) -> Callable[[Any], None]:
+def keep_rows(samples: list[Any], count: int) -> Callable[[object], None]:
     """Return a function that appends the next samples of a batch to `samples`, with large fields moved to rows of the batch.
 
     `samples` holds the first of the batch's `count` samples.
@@ -53,7 +53,7 @@ def keep_rows(samples: list[Any], count: int) -> Callable[[Any], None]:
     lending.filled |= {whole.data_ptr(): whole for whole in wholes.values()}
     kind = type(samples[0])
 
-    def move(sample: Any, row: int) -> Any:
+    def move(sample: Any, row: int) -> object:
         if type(sample) is not kind:
             return sample
         if _ITSELF in wholes:
@@ -68,13 +68,13 @@ def keep_rows(samples: list[Any], count: int) -> Callable[[Any], None]:
     return lambda sample: samples.append(move(sample, len(samples)))
 
 
-def _fields_of(sample: Any) -> Iterable[tuple[Any, Any]]:
+def _fields_of(sample: object) -> Iterable[tuple[object, object]]:
     if type(sample) is dict:
         return sample.items()
     return enumerate(sample) if type(sample) is tuple else [(_ITSELF, sample)]
 
 
-def _is_large(value: Any, count: int) -> bool:
+def _is_large(value: object, count: int) -> bool:
     if type(value) is not Tensor and type(value) is not np.ndarray:
         return False
     # A sparse tensor has no nbytes.
@@ -91,7 +91,7 @@ def _new_whole(value: Any, count: int) -> Tensor:
     return new_empty((count, *value.shape), like)
 
 
-def _move_value(value: Any, whole: Tensor, row: int) -> Any:
+def _move_value(value: Any, whole: Tensor, row: int) -> object:
     """Copy a value to its row and return the row, as a tensor or an array like the value. Return other values as they are."""
     kind = type(value)
     if kind is not Tensor and kind is not np.ndarray:

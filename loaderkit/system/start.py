@@ -40,7 +40,7 @@ class Start:
         return f"{self.method} ({self.why})"
 
 
-def choose_start(context: Any = None, work: Any = None) -> Start:
+def choose_start(context: Any = None, work: object = None) -> Start:
     """Choose how workers start: by fork where that is safe, else by a fork server, else by spawn.
 
     A method that the user chose counts: `multiprocessing_context`, or `multiprocessing.set_start_method` with another method than
@@ -83,7 +83,7 @@ def prepare_fork_server(start: Start) -> None:
         forkserver.set_forkserver_preload(_PRELOAD)
 
 
-def _why_not_fork(work: Any) -> str | None:
+def _why_not_fork(work: object) -> str | None:
     if sys.platform != "linux":
         return f"a fork is not safe on {sys.platform}"
     for name in _ACCELERATORS:
@@ -97,24 +97,24 @@ def _why_not_fork(work: Any) -> str | None:
     return None
 
 
-def survives_fork(data: Any) -> bool:
+def survives_fork(data: object) -> bool:
     """Return whether forked processes may read some data: whether no part of it has a class with `survives_fork = False`."""
     return _first_in(data, _is_frail) is None
 
 
-def _library(part: Any) -> str:
+def _library(part: object) -> str:
     return type(part).__module__.partition(".")[0]
 
 
-def _dies_in_forks(part: Any) -> bool:
+def _dies_in_forks(part: object) -> bool:
     return _library(part) in _DIES_IN_FORKS
 
 
-def _is_frail(part: Any) -> bool:
+def _is_frail(part: object) -> bool:
     return getattr(type(part), "survives_fork", True) is False
 
 
-def _first_in(work: Any, holds: Callable[[Any], bool]) -> Any:
+def _first_in(work: object, holds: Callable[[object], bool]) -> object:
     """Return the first of the first parts of a value for which something holds; None if there is none."""
     seen: set[int] = set()
     waiting = deque([(work, 0)])

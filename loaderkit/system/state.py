@@ -7,7 +7,7 @@ later has to doubt a loaded state.
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 STATE_VERSION = 3
 MOST_EPOCHS = 2**31  # numbers of epochs stay below this
@@ -39,10 +39,10 @@ class Rule(NamedTuple):
     """
 
     wanted: str
-    holds: Callable[[Any], bool]
+    holds: Callable[[object], bool]
 
 
-Form = Mapping[str, Any]  # for each field a Rule, or the Form of its own fields
+Form: TypeAlias = "Mapping[str, Rule | Form]"  # for each field a Rule, or the Form of its own fields
 
 
 def integers(least: int, most: int, *, optional: bool = False) -> Rule:
@@ -74,7 +74,7 @@ NAMED_VALUES = Rule(
 )
 
 
-def seal(fields: Mapping[str, Any]) -> dict[str, Any]:
+def seal(fields: Mapping[str, object]) -> dict[str, Any]:
     """Return fields as a state with the version and a checksum.
 
     Args:
@@ -83,7 +83,7 @@ def seal(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"version": STATE_VERSION, **fields, "checksum": _checksum(fields)}
 
 
-def open_state(state: Any, form: Form, what: str, way_out: str) -> dict[str, Any]:
+def open_state(state: object, form: Form, what: str, way_out: str) -> dict[str, Any]:
     """Check a state and return its fields, without version and checksum.
 
     Args:
@@ -129,7 +129,7 @@ def open_state(state: Any, form: Form, what: str, way_out: str) -> dict[str, Any
     return fields
 
 
-def damaged(field: str, found: Any, wanted: str, way_out: str) -> StateError:
+def damaged(field: str, found: object, wanted: str, way_out: str) -> StateError:
     """Return the error for a field that breaks its rule."""
     return StateError(
         f"cannot resume: the state's {field} is {found!r:.200}, wanted {wanted}. The state is damaged. Use another "
@@ -137,7 +137,7 @@ def damaged(field: str, found: Any, wanted: str, way_out: str) -> StateError:
     )
 
 
-def _check_form(fields: Any, form: Form, path: str, way_out: str) -> None:
+def _check_form(fields: Mapping[str, object], form: Form, path: str, way_out: str) -> None:
     for name, rule in form.items():
         value, field = fields[name], f"{path}{name}"
         if isinstance(rule, Rule):
@@ -149,13 +149,13 @@ def _check_form(fields: Any, form: Form, path: str, way_out: str) -> None:
             _check_form(value, rule, f"{field}.", way_out)
 
 
-def _checksum(fields: Mapping[str, Any]) -> str:
+def _checksum(fields: Mapping[str, object]) -> str:
     """Return a digest of plain values; lists and tuples count as the same."""
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"), default=_as_dict)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _as_dict(value: Any) -> dict[Any, Any]:
+def _as_dict(value: object) -> dict[object, object]:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"a state holds a {type(value).__name__}, wanted plain values that JSON restores.")

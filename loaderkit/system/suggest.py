@@ -4,7 +4,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,7 +28,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {close!r}?" if close else ""
 
 
-def suggest_argument(function: Callable[..., Any], names: Iterable[str]) -> str:
+def suggest_argument(function: Callable[..., object], names: Iterable[str]) -> str:
     """Return what `did_you_mean` says of the first name that is no argument of the function."""
     known = inspect.signature(function).parameters
     return next((did_you_mean(name, known) for name in names if name not in known), "")

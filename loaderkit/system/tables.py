@@ -5,11 +5,15 @@ Attributes do not count: a class that answers every name is no table.
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loaderkit.system.arrow_values import number_type, to_samples
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
 
 _Names = frozenset[tuple[str, str]]  # a library and a class of it
 
@@ -38,12 +42,12 @@ _ZARR: _Names = frozenset({("zarr", "Array")})
 _XARRAY: _Names = frozenset({("xarray", "DataArray")})
 
 
-def is_frame(value: Any) -> bool:
+def is_frame(value: object) -> bool:
     """Return whether a value is a table, which looks like a dataset but is indexed by column names."""
     return _is_one_of(value, _FRAMES)
 
 
-def frame_way_out(value: Any) -> str:
+def frame_way_out(value: object) -> str:
     """Return what to write instead of a table, as the end of a message; an empty string for other values."""
     found = next((_WAYS_OUT[name] for name in _names_of(value) if name in _WAYS_OUT), None)
     return "" if found is None else f"For its rows use loaderkit.ArrayDataset({found})."
@@ -65,7 +69,7 @@ def columns_of(value: Any) -> dict[Any, Any] | None:
     return None
 
 
-def is_arrow(value: Any) -> bool:
+def is_arrow(value: object) -> bool:
     """Return whether a value is an array or a chunked array of Arrow."""
     return _is_one_of(value, _ARROW)
 
@@ -90,12 +94,12 @@ def by_position(value: Any) -> Any:
     return _of_arrow(value) if is_arrow(value) else value
 
 
-class Rows(Sequence[Any]):
+class Rows(Sequence[object]):
     """A column that is read row by row, by position."""
 
     draws_nothing = True
 
-    def __init__(self, column: Any, read: Callable[[Any, int], Any], length: int | None = None) -> None:
+    def __init__(self, column: Any, read: Callable[[Any, int], object], length: int | None = None) -> None:
         self._column = column
         self._read = read
         self._length = len(column) if length is None else length
@@ -110,16 +114,16 @@ class Rows(Sequence[Any]):
         return self._read(self._column, row % self._length)
 
 
-def _is_one_of(value: Any, names: _Names) -> bool:
+def _is_one_of(value: object, names: _Names) -> bool:
     """Return whether the type of a value, or a base of it, is one of these classes."""
     return any(name in names for name in _names_of(value))
 
 
-def _names_of(value: Any) -> list[tuple[str, str]]:
+def _names_of(value: object) -> list[tuple[str, str]]:
     return [(base.__module__.partition(".")[0], base.__name__) for base in type(value).__mro__]
 
 
-def _of_pandas(column: Any) -> Any:
+def _of_pandas(column: "pd.Series") -> object:
     if _is_one_of(column, _MULTI):
         return Rows(column, operator.getitem)
     column = getattr(column, "array", column)
@@ -142,7 +146,7 @@ def _is_plain_polars(series: Any) -> bool:
     return (kind.is_integer() or kind.is_float() or str(kind) == "Boolean") and not series.null_count()
 
 
-def _row_of_polars(series: Any, row: int) -> Any:
+def _row_of_polars(series: Any, row: int) -> object:
     found = series[row]
     if series.null_count() and found is not None and not _is_one_of(found, _POLARS):
         kind = series.dtype
@@ -161,20 +165,20 @@ def _unfolded(value: Any) -> Any:
     return parts if None in shapes or len(shapes) != 1 else np.stack(parts)
 
 
-def _of_arrow(column: Any) -> Any:
+def _of_arrow(column: "pa.Array | pa.ChunkedArray") -> object:
     if number_type(column.type) is None or column.null_count:
         return Rows(column, _row_of_arrow)
     return column.to_numpy() if hasattr(column, "chunks") else column.to_numpy(zero_copy_only=False)
 
 
-def _row_of_arrow(column: Any, row: int) -> Any:
+def _row_of_arrow(column: "pa.Array | pa.ChunkedArray", row: int) -> object:
     found = column.slice(row, 1)
     return to_samples(found.combine_chunks() if hasattr(found, "chunks") else found)[0]
 
 
-def _row_of_xarray(array: Any, row: int) -> Any:
+def _row_of_xarray(array: Any, row: int) -> object:
     return array[row].to_numpy()[()]
 
 
-def _row_of_zarr(array: Any, row: int) -> Any:
+def _row_of_zarr(array: Any, row: int) -> object:
     return np.asarray(array[row])[()]

@@ -2,13 +2,15 @@
 
 import pickle
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.storage import TypedStorage, UntypedStorage
 
 _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+
+T = TypeVar("T")
 
 
 class TensorsByValue:
@@ -35,7 +37,7 @@ class TensorsByValue:
             return _make_typed_storage, (value._untyped_storage, value.dtype)
         return NotImplemented
 
-    def _tensor(self, value: Tensor) -> Any:
+    def _tensor(self, value: Tensor) -> object:
         plain, stride = value, None
         if value.requires_grad or value.is_conj() or value.is_neg():
             plain = value.detach().resolve_conj().resolve_neg()
@@ -54,7 +56,7 @@ class TensorsByValue:
         return pickle.PickleBuffer(content)
 
 
-def lazy_parts(value: Tensor) -> Any:
+def lazy_parts(value: Tensor) -> object:
     """Reduce a tensor whose conjugation or negation is still to be done; NotImplemented for others.
 
     torch's own reduction forgets both: what arrives in another process has other numbers.
@@ -64,7 +66,7 @@ def lazy_parts(value: Tensor) -> Any:
     return (torch._neg_view, (torch._neg_view(value),)) if value.is_neg() else NotImplemented
 
 
-def same(value: Any) -> Any:
+def same(value: T) -> T:
     """Return the value: what a reduction calls if another object stands in."""
     return value
 
@@ -75,7 +77,7 @@ def _make_tensor(
     shape: tuple[int, ...],
     stride: tuple[int, ...] | None = None,
     requires_grad: bool = False,
-    attributes: dict[str, Any] | None = None,
+    attributes: dict[str, object] | None = None,
 ) -> Tensor:
     """Make a tensor over memory. Its storage holds nothing else, so `torch.save` writes nothing else."""
     tensor: Tensor = torch.frombuffer(memory, dtype=dtype) if len(memory) else torch.empty(0, dtype=dtype, device="cpu")
@@ -95,7 +97,7 @@ def _make_typed_storage(untyped: UntypedStorage, dtype: torch.dtype) -> TypedSto
     return TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]  # torch has no types for it
 
 
-def _sparse_parts(tensor: Tensor) -> tuple[Any, ...]:
+def _sparse_parts(tensor: Tensor) -> tuple[object, ...]:
     # Not by torch's own reduction: it keeps what it rebuilds until the next `torch.load`.
     parts: tuple[Tensor, ...]
     if tensor.layout == torch.sparse_coo:

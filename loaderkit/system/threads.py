@@ -52,7 +52,7 @@ def threads_of_a_read() -> int:
     return 1 if _thread.is_reader else torch.get_num_threads()
 
 
-def thread_pools() -> Any:
+def thread_pools() -> object:
     """Return threadpoolctl's controller of the loaded BLAS and OpenMP; None if threadpoolctl is not installed.
 
     A parent passes it to the workers that it forks: each would take 7 ms and 1.2 MB to make its own.

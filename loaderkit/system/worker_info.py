@@ -8,18 +8,18 @@ from torch.utils.data._utils import worker as torch_worker
 
 def in_worker_process() -> bool:
     """Return whether this is a worker process, whose generators and memory nobody else uses."""
-    info: Any = torch_data.get_worker_info()
+    info: object = torch_data.get_worker_info()
     return info is not None and getattr(info, "worker_method", None) != "thread"
 
 
-def with_dataset(info: Any, dataset: Any) -> torch_worker.WorkerInfo:
+def with_dataset(info: object, dataset: Any) -> torch_worker.WorkerInfo:
     """Return what a worker is told, with another dataset."""
     names = ("id", "num_workers", "seed", "rng", "worker_method")  # the last two since torch 2.14
     about: dict[str, Any] = {name: getattr(info, name) for name in names if hasattr(info, name)}
     return torch_worker.WorkerInfo(**about, dataset=dataset)
 
 
-def tell_thread(number: int, threads: int, seed: int, dataset: Any) -> None:
+def tell_thread(number: int, threads: int, seed: int, dataset: object) -> None:
     """Let `get_worker_info()` tell this thread which of a loader's threads it is, if torch keeps that for each thread."""
     of_thread: Any = getattr(torch_worker, "_thread_local_worker_info", None)
     if of_thread is not None:

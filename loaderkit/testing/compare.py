@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from loaderkit.system.types import Array
+
 Ids = Callable[[Any], Sequence[Hashable]]
 
 _ID_FIELDS = ("id", "ids", "index", "indices", "idx", "key", "__key__")
@@ -90,7 +92,7 @@ def find_difference(wanted: Any, got: Any, path: str = "batch") -> str | None:
     return None if wanted == got else f"{path} is {_short(got)}, wanted {_short(wanted)}"
 
 
-def describe_batch(wanted: Any, got: Any, ids: Ids) -> str:
+def describe_batch(wanted: object, got: object, ids: Ids) -> str:
     """Describe how a batch differs from the wanted one: in its samples, or in their content."""
     wanted_ids, got_ids = ids_or_none(wanted, ids), ids_or_none(got, ids)
     if wanted_ids is not None and got_ids is not None and wanted_ids != got_ids:
@@ -117,7 +119,7 @@ def tally(wanted: Iterable[Hashable], got: Iterable[Hashable]) -> str | None:
     return ", ".join(parts) or None
 
 
-def ids_or_none(batch: Any, ids: Ids) -> list[Hashable] | None:
+def ids_or_none(batch: object, ids: Ids) -> list[Hashable] | None:
     """Return a batch's sample ids; None if the default `sample_ids` finds none."""
     if ids is not sample_ids:
         return list(ids(batch))
@@ -127,7 +129,7 @@ def ids_or_none(batch: Any, ids: Ids) -> list[Hashable] | None:
         return None
 
 
-def listed(values: Sequence[Any]) -> str:
+def listed(values: Sequence[object]) -> str:
     """List the first few values, and how many there are."""
     shown = ", ".join(map(str, values[:_SHOWN])) or "none"
     return f"{shown}, ... ({len(values):,} in all)" if len(values) > _SHOWN else shown
@@ -145,7 +147,7 @@ def raised(error: BaseException) -> str:
     return f"raised {type(error).__name__}" + (f": {message}" if message else " with no message")
 
 
-def _fields(value: Any) -> dict[Any, Any] | None:
+def _fields(value: object) -> dict[Any, object] | None:
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
@@ -155,7 +157,7 @@ def _fields(value: Any) -> dict[Any, Any] | None:
     return None
 
 
-def _attributes(value: Any) -> dict[str, Any] | None:
+def _attributes(value: object) -> dict[Any, object] | None:
     """Return the attributes of an object without a usable `==`; None if `==` compares it correctly."""
     if dataclasses.is_dataclass(value):
         return _fields(value)
@@ -189,7 +191,7 @@ def _tensor_difference(wanted: torch.Tensor, got: torch.Tensor, path: str) -> st
     return None if place is None else _at(path, place, a[place].tolist(), b[place].tolist())
 
 
-def _array_difference(wanted: Any, got: Any, path: str) -> str | None:
+def _array_difference(wanted: Array, got: Array, path: str) -> str | None:
     if (wanted.dtype, wanted.shape) != (got.dtype, got.shape):
         return f"{path} is {_form(got)}, wanted {_form(wanted)}"
     if wanted.dtype.hasobject:
@@ -199,7 +201,7 @@ def _array_difference(wanted: Any, got: Any, path: str) -> str | None:
     return None if place is None else _at(path, place, wanted[place], got[place])
 
 
-def _first(a: Any, b: Any, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+def _first(a: Array, b: Array, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return the index of the first element whose bytes differ."""
     differs = a != b
     if not differs.any():
@@ -208,21 +210,21 @@ def _first(a: Any, b: Any, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     return tuple(int(i) for i in np.unravel_index(element, shape))
 
 
-def _at(path: str, place: tuple[int, ...], wanted: Any, got: Any) -> str:
+def _at(path: str, place: tuple[int, ...], wanted: object, got: object) -> str:
     where = f"{path}[{', '.join(map(str, place))}]" if place else path
     return f"{where} is {got}, wanted {wanted}"
 
 
-def _form(values: Any) -> str:
+def _form(values: torch.Tensor | Array) -> str:
     return f"{str(values.dtype).removeprefix('torch.')} {tuple(values.shape)}"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _sorted(ids: list[Any]) -> list[Any]:
+def _sorted(ids: list[object]) -> list[Any]:
     try:
         return sorted(ids)
     except TypeError:  # mixed types

@@ -16,7 +16,7 @@ import torch.utils.data as torch_data
 from loaderkit.system.world import World
 from loaderkit.testing.compare import LawError, numbered, raised
 
-MakeLoader = Callable[..., Iterable[Any]]
+MakeLoader = Callable[..., Iterable[object]]
 OnEpoch = Callable[[Any, int], None]
 Consumer = Literal["trainer", "loop"]
 
@@ -26,14 +26,14 @@ _END = object()
 
 
 def run_epoch(
-    loader: Any,
+    loader: object,
     epoch: int,
     *,
     consumer: Consumer = "loop",
     done: int = 0,
     first: bool = True,
     on_epoch: OnEpoch | None = None,
-) -> Iterator[Any]:
+) -> Iterator[object]:
     """Yield an epoch's batches; while the caller holds one, the loader's state is the one a checkpoint saves.
 
     The batches are copies, because a loader may reuse its memory for the next batch.
@@ -47,7 +47,7 @@ def run_epoch(
 
 def _drawn(
     loader: Any, epoch: int, consumer: Consumer, done: int, first: bool, on_epoch: OnEpoch | None
-) -> Iterator[Any]:
+) -> Iterator[object]:
     trainer = consumer == "trainer"
     if on_epoch is not None:
         on_epoch(loader, epoch)
@@ -73,14 +73,14 @@ def _drawn(
         yield batch
 
 
-def _copied(batch: Any) -> Any:
+def _copied(batch: object) -> object:
     try:
         return copy.deepcopy(batch)
     except Exception:  # this batch type can't be copied
         return batch
 
 
-def make(make_loader: MakeLoader, world: World | None = None, **changes: Any) -> Any:
+def make(make_loader: MakeLoader, world: World | None = None, **changes: object) -> Any:
     """Make a loader, with `world=` unless it is None."""
     return make_loader(**changes) if world is None else make_loader(world=world, **changes)
 
@@ -98,12 +98,12 @@ def length_of(loader: Any) -> int | None:
         return None
 
 
-def has_state(loader: Any) -> bool:
+def has_state(loader: object) -> bool:
     """Return whether a loader can save and load its state."""
     return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
 
 
-def through_file(state: Any) -> Any:
+def through_file(state: object) -> Any:
     """Return a state as a checkpoint restores it: through JSON if that is exact, else through pickle."""
     try:
         copy = json.loads(json.dumps(state))
@@ -114,7 +114,7 @@ def through_file(state: Any) -> Any:
     return pickle.loads(pickle.dumps(state))
 
 
-def load(loader: Any, state: Any) -> None:
+def load(loader: Any, state: object) -> None:
     """Load a state as from a checkpoint. The data is the user's own, so a Loader need not say that it cannot compare it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Loader: the state was loaded, and only")
@@ -156,7 +156,7 @@ def failing_as(what: str) -> Iterator[None]:
         raise LawError(f"{what} {raised(error)}.") from error
 
 
-def expected_samples(samples: Any, loader: Any) -> list[Any]:
+def expected_samples(samples: Any, loader: object) -> list[object]:
     """Return the ids that an epoch must deliver: `samples`, or all indices of the loader's dataset."""
     if samples is None:
         samples = length_of(getattr(loader, "dataset", None))
@@ -174,7 +174,7 @@ def described(settings: Mapping[str, Any]) -> str:
     return ", ".join(parts) or "the default settings"
 
 
-def _set_sampler_epoch(loader: Any, epoch: int) -> None:
+def _set_sampler_epoch(loader: object, epoch: int) -> None:
     if isinstance(loader, torch_data.DataLoader):
         for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
             set_epoch = getattr(sampler, "set_epoch", None)

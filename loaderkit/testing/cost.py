@@ -3,14 +3,13 @@
 import time
 import tracemalloc
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from loaderkit.testing.compare import LawError
 from loaderkit.testing.consume import failing_as, process
 
 
 def assert_cost_independent_of_size(
-    make_loader_of_size: Callable[[int], Iterable[Any]],
+    make_loader_of_size: Callable[[int], Iterable[object]],
     *,
     sizes: Sequence[int] = (1_000, 2_000_000),
     extra_s: float = 0.1,
@@ -56,13 +55,13 @@ def assert_cost_independent_of_size(
             )
 
 
-def _seconds(make_loader_of_size: Callable[[int], Iterable[Any]], size: int) -> float:
+def _seconds(make_loader_of_size: Callable[[int], Iterable[object]], size: int) -> float:
     start = time.perf_counter()
     _draw_one(make_loader_of_size(size))
     return time.perf_counter() - start
 
 
-def _peak_bytes(make_loader_of_size: Callable[[int], Iterable[Any]], size: int) -> int:
+def _peak_bytes(make_loader_of_size: Callable[[int], Iterable[object]], size: int) -> int:
     tracing = tracemalloc.is_tracing()
     if not tracing:
         tracemalloc.start()
@@ -76,7 +75,7 @@ def _peak_bytes(make_loader_of_size: Callable[[int], Iterable[Any]], size: int) 
             tracemalloc.stop()
 
 
-def _draw_one(loader: Iterable[Any]) -> None:
+def _draw_one(loader: Iterable[object]) -> None:
     for _ in loader:
         return
     raise LawError("the loader has no batches: nothing to measure.")

@@ -53,8 +53,8 @@ def assert_exactly_once(
         >>> lk.testing.assert_exactly_once(make_loader, worlds=(1, 2, 3))
     """
     for size in worlds or (None,):
-        ranks: list[list[tuple[int | None, list[Any]]]] = []  # [rank][epoch]: length and batches
-        expected: list[Any] = []
+        ranks: list[list[tuple[int | None, list[object]]]] = []  # [rank][epoch]: length and batches
+        expected: list[object] = []
         names = [f"rank {rank} of {size}" for rank in range(size)] if size else ["the loader"]
         for rank, (name, world) in enumerate(zip(names, ranks_of(size), strict=True)):
             with process(seed=1000 + rank):
@@ -119,11 +119,11 @@ def assert_elastic(
 
 
 def _check_runs(
-    make_loader: MakeLoader, runs: Sequence[tuple[Mapping[str, Any], int | None]], expected: list[Any], ids: Ids
+    make_loader: MakeLoader, runs: Sequence[tuple[Mapping[str, Any], int | None]], expected: list[object], ids: Ids
 ) -> None:
     """Run (settings, stop) one after another, each from the state that the last one left, and count the samples."""
-    state: Any = None
-    got: list[Any] = []
+    state: object = None
+    got: list[object] = []
     history: list[str] = []
     for number, (entry, stop) in enumerate(runs):
         if got and tally(expected, got) is None:
@@ -140,8 +140,8 @@ def _check_runs(
 
 
 def _run(
-    make_loader: MakeLoader, entry: Mapping[str, Any], state: Any, stop: int | None, what: str, seed: int = 0
-) -> tuple[list[list[Any]], Any]:
+    make_loader: MakeLoader, entry: Mapping[str, Any], state: object, stop: int | None, what: str, seed: int = 0
+) -> tuple[list[list[object]], object]:
     """Return the batches of each rank, up to `stop`, and rank 0's state after them."""
     ranks, saved = [], None
     for rank in range(entry.get("world_size", 1)):
@@ -163,7 +163,7 @@ def _made(make_loader: MakeLoader, entry: Mapping[str, Any], rank: int) -> Any:
         return make(make_loader, ranks_of(entry.get("world_size"))[rank], **changes)
 
 
-def _check_once(expected: list[Any], ranks: list[list[Any]], ids: Ids, where: str) -> None:
+def _check_once(expected: list[object], ranks: list[list[object]], ids: Ids, where: str) -> None:
     found = tally(expected, [sample for batches in ranks for batch in batches for sample in ids(batch)])
     if found:
         places: dict[Hashable, list[str]] = {}

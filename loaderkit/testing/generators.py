@@ -1,7 +1,6 @@
 """Check that a loader does not use the caller's random generators, and that a dataset keeps none."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from loaderkit.seeding.private import private_generators
 from loaderkit.testing.compare import LawError, find_difference
@@ -41,7 +40,7 @@ def assert_generators_untouched(make_loader: MakeLoader) -> None:
             raise LawError("the epoch has no batches: nothing to check.")
 
 
-def find_private_generators(dataset: Any, *, name: str = "dataset") -> list[str]:
+def find_private_generators(dataset: object, *, name: str = "dataset") -> list[str]:
     """Return the paths of the random generators that a dataset keeps, such as "dataset.transform.rng".
 
     A Loader seeds them for each sample (`LoaderConfig.private_generators`); a DataLoader does not. The search covers attributes,
@@ -60,7 +59,7 @@ def find_private_generators(dataset: Any, *, name: str = "dataset") -> list[str]
     return [each.path for each in private_generators(**{name: dataset})]
 
 
-def assert_no_private_generators(dataset: Any) -> None:
+def assert_no_private_generators(dataset: object) -> None:
     """Check that a dataset keeps no random generator, for the use with a `torch.utils.data.DataLoader`.
 
     There each worker's copy of a generator draws the same numbers, and a resume restarts it.
@@ -84,7 +83,7 @@ def assert_no_private_generators(dataset: Any) -> None:
         )
 
 
-def _check_unmoved(before: Mapping[str, Any], what: str) -> None:
+def _check_unmoved(before: Mapping[str, object], what: str) -> None:
     for name, state in generator_states().items():
         if find_difference(before[name], state) is not None:
             raise LawError(

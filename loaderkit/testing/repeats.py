@@ -41,7 +41,7 @@ def assert_workers_dont_matter(
         ...                      num_workers=settings["num_workers"])
         >>> lk.testing.assert_workers_dont_matter(make_loader, workers=(0, 2), persistent=(False,))
     """
-    wanted: list[list[Any]] | None = None
+    wanted: list[list[object]] | None = None
     for settings in _grid(workers, start_methods, persistent):
         with process(seed=0), failing_as(f"a run with {described(settings)}"):
             got = _epochs(make(make_loader, **settings), epochs, on_epoch)
@@ -79,20 +79,20 @@ def _grid(
     workers: Sequence[int], start_methods: Sequence[str | None], persistent: Sequence[bool]
 ) -> list[dict[str, Any]]:
     """Return the settings of each run; only runs with workers vary the start method and persistence."""
-    grid: list[dict[str, Any]] = []
+    grid: list[dict[str, object]] = []
     for count in workers:
         for method, keep in product(start_methods, persistent) if count else [(None, False)]:
-            settings: dict[str, Any] = {"num_workers": count}
+            settings: dict[str, object] = {"num_workers": count}
             settings |= {"multiprocessing_context": method} if method else {}
             grid.append(settings | ({"persistent_workers": True} if keep else {}))
     return grid
 
 
-def _epochs(loader: Any, epochs: int, on_epoch: OnEpoch | None) -> list[list[Any]]:
+def _epochs(loader: Any, epochs: int, on_epoch: OnEpoch | None) -> list[list[object]]:
     return [list(run_epoch(loader, epoch, first=epoch == 0, on_epoch=on_epoch)) for epoch in range(epochs)]
 
 
-def _check_same(wanted: list[Any], got: list[Any], ids: Ids, where: str, other: str) -> None:
+def _check_same(wanted: list[object], got: list[object], ids: Ids, where: str, other: str) -> None:
     for number, (a, b) in enumerate(zip(wanted, got, strict=False)):
         if find_difference(a, b) is not None:
             raise LawError(f"{where}, batch {number} is not that of {other}: {describe_batch(a, b, ids)}.")

@@ -85,8 +85,8 @@ class _Trial:
     world_size: int | None
     ids: Ids
     on_epoch: OnEpoch | None
-    whole: list[list[list[Any]]] = field(default_factory=list)  # [rank][epoch][batch]
-    states: dict[tuple[int, int], Any] = field(default_factory=dict)  # rank 0's, by (epoch, batches)
+    whole: list[list[list[object]]] = field(default_factory=list)  # [rank][epoch][batch]
+    states: dict[tuple[int, int], object] = field(default_factory=dict)  # rank 0's, by (epoch, batches)
     stateful: bool = True
     sized: bool = True
 
@@ -130,23 +130,23 @@ class _Trial:
         # The start comes last, because its failures say least.
         return [*stops[1:], stops[0]] if wanted is None else [stops[stop] for stop in wanted]
 
-    def check(self, epoch: int, batches: int) -> tuple[int, int, Any] | None:
+    def check(self, epoch: int, batches: int) -> tuple[int, int, object] | None:
         """Resume after `batches` batches and compare the rest; return the arguments of `check_again`, if any."""
         where = f"resume after {numbered(batches, 'batch')} of epoch {epoch}"
         return self._check_from(self.states[epoch, batches], *self._at(epoch, batches), where, epochs=2)
 
-    def check_again(self, epoch: int, batches: int, state: Any) -> None:
+    def check_again(self, epoch: int, batches: int, state: object) -> None:
         """Resume from the state that a resumed run saved after its first batch."""
         where = f"second resume, after {numbered(batches, 'batch')} of epoch {epoch}"
         self._check_from(state, *self._at(epoch, batches), where, epochs=1)
 
     def _check_from(
-        self, state: Any, epoch: int, batches: int, where: str, *, epochs: int
-    ) -> tuple[int, int, Any] | None:
+        self, state: object, epoch: int, batches: int, where: str, *, epochs: int
+    ) -> tuple[int, int, object] | None:
         until = min(epoch + epochs, len(self.whole[0]))
         later = None
         fresh = (epoch, batches) == (0, 0)
-        got: list[list[list[Any]]] = []  # [rank][epoch][batch]
+        got: list[list[list[object]]] = []  # [rank][epoch][batch]
         for rank, world in enumerate(ranks_of(self.world_size)):
             with process(seed=7919 + rank), failing_as(f"{where}{self._who(rank)}"):
                 loader = make(self.make_loader, world)
@@ -176,7 +176,14 @@ class _Trial:
         return later
 
     def _compare(
-        self, wanted: list[Any], got: list[Any], where: str, *, epoch: int, start: int = 0, hint: Callable[[], str]
+        self,
+        wanted: list[object],
+        got: list[object],
+        where: str,
+        *,
+        epoch: int,
+        start: int = 0,
+        hint: Callable[[], str],
     ) -> None:
         for number, (a, b) in enumerate(zip(wanted, got, strict=False), start=start):
             if find_difference(a, b) is not None:
@@ -186,10 +193,10 @@ class _Trial:
         if len(wanted) != len(got):
             raise LawError(f"{where}: epoch {epoch} has {numbered(len(got), 'batch')}, wanted {len(wanted)}.{hint()}")
 
-    def _tally(self, epoch: int, start: int, rests: list[list[Any]]) -> str:
+    def _tally(self, epoch: int, start: int, rests: list[list[object]]) -> str:
         """Name the samples that the stopped and the resumed run together repeat or miss, over all ranks."""
-        wanted: list[Any] = []
-        got: list[Any] = []
+        wanted: list[object] = []
+        got: list[object] = []
         for rank, rest in enumerate(rests):
             whole = self.whole[rank][epoch]
             for collected, batches in ((wanted, whole), (got, whole[:start] + rest)):
@@ -212,7 +219,7 @@ class _Trial:
             return " All ranks loaded rank 0's state, as from a checkpoint."
         return ""
 
-    def _draw(self, loader: Any, epoch: int, *, first: bool, done: int = 0) -> Any:
+    def _draw(self, loader: object, epoch: int, *, first: bool, done: int = 0) -> Any:
         return run_epoch(loader, epoch, consumer=self.consumer, done=done, first=first, on_epoch=self.on_epoch)
 
     def _save(self, loader: Any, epoch: int, batches: int) -> None:

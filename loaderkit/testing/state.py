@@ -29,7 +29,7 @@ def assert_small_state(make_loader: MakeLoader, *, size_bytes: int = 1024, world
         >>> lk.testing.assert_small_state(make_loader, worlds=(1, 2))
     """
     for size in worlds or (None,):
-        first: list[Any] = []
+        first: list[object] = []
         for rank, world in enumerate(ranks_of(size)):
             with process(seed=rank), failing_as("a run whose state is saved after every batch"):
                 states = _states(make(make_loader, world))
@@ -44,7 +44,7 @@ def assert_small_state(make_loader: MakeLoader, *, size_bytes: int = 1024, world
                     )
 
 
-def _states(loader: Any) -> list[Any]:
+def _states(loader: Any) -> list[object]:
     if not has_state(loader):
         raise LawError(f"{type(loader).__name__} has no state_dict() and load_state_dict(): it cannot resume.")
     # Copied at once: a loader may return an object that it changes later.
@@ -53,13 +53,13 @@ def _states(loader: Any) -> list[Any]:
     return states
 
 
-def _copied(state: Any) -> Any:
+def _copied(state: object) -> object:
     if isinstance(state, Mapping):
         return {key: _copied(value) for key, value in state.items()}
     return [_copied(value) for value in state] if isinstance(state, list) else state
 
 
-def _check(state: Any, size_bytes: int, what: str) -> None:
+def _check(state: object, size_bytes: int, what: str) -> None:
     if odd := _find_odd(state, "state"):
         raise LawError(f"{what} has {odd}, wanted plain ints and strings, in dicts with string keys and in lists.")
     text = json.dumps(state)
@@ -82,7 +82,7 @@ def _check(state: Any, size_bytes: int, what: str) -> None:
         raise LawError(f"{what} changes when it goes through torch.load(weights_only=True).")
 
 
-def _find_odd(value: Any, path: str) -> str | None:
+def _find_odd(value: object, path: str) -> str | None:
     """Describe the first value in a state that is not plain; None if all are."""
     if type(value) is dict:
         for key, entry in value.items():

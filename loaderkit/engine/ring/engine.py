@@ -5,7 +5,6 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import torch
 
@@ -53,14 +52,14 @@ class RingEngine:
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
-        multiprocessing_context: Any = None,
+        multiprocessing_context: object = None,
         worker_init_fn: Callable[[int], None] | None = None,
         timeout: float = 0,
         in_turn: bool = False,
         pin_in_place: torch.device | None = None,
         largest: int = LARGEST,
-        find_cuda: Callable[[torch.device], Any] = cuda_runtime,
-        copy_pinned: Callable[[Any], Any] = pin,
+        find_cuda: Callable[[torch.device], object] = cuda_runtime,
+        copy_pinned: Callable[[object], object] = pin,
     ) -> None:
         self._reader, self.num_workers, self.pinned = reader, num_workers, pin_memory
         self._in_place = pin_in_place if pin_memory else None
@@ -77,7 +76,7 @@ class RingEngine:
         self._run: Callable[[], _Run | None] = lambda: None  # the latest, if it is in use
         self._numbers = 0  # tasks so far, over all runs
 
-    def run(self, keys: Iterable[BatchKey], seed: int = 0) -> Iterator[Any]:
+    def run(self, keys: Iterable[BatchKey], seed: int = 0) -> Iterator[object]:
         if self._team is not None and self._team.owner != os.getpid():
             self._team = None  # it belongs to the parent of this fork
         elif (before := self._run()) is not None:
@@ -155,7 +154,7 @@ class _Run:
     def __iter__(self) -> "_Run":
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         if self._over:
             raise StopIteration
         try:
@@ -230,7 +229,7 @@ class _Run:
         key = self._waiting.get(number)
         return "samples of an earlier pass" if key is None else f"samples {key.indices[:8].tolist()}"
 
-    def _take(self, answer: Answer) -> Any:
+    def _take(self, answer: Answer) -> object:
         engine, team = self._engine, self._team
         del self._waiting[self._next]
         self._next += 1

@@ -24,7 +24,7 @@ class Written(NamedTuple):
     image: bytearray | None  # the content of the slot, if the slot has no memory for it
 
 
-def write_batch(batch: Any, slots: Slots, slot: int) -> Written:
+def write_batch(batch: object, slots: Slots, slot: int) -> Written:
     """Write a batch into a slot, or into an image of one if it is too large for the slot or memory runs out."""
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -51,7 +51,7 @@ def write_batch(batch: Any, slots: Slots, slot: int) -> Written:
     return Written(structure, size, image)
 
 
-def read_batch(structure: bytes, memory: Any, *, own_arrays: bool = False) -> Any:
+def read_batch(structure: bytes, memory: Any, *, own_arrays: bool = False) -> object:
     """Return the batch of a structure. Its tensors and arrays are views of the memory, which is the slot's or the image's.
 
     With `own_arrays`, arrays are copies: only tensors hold the memory.
@@ -59,7 +59,7 @@ def read_batch(structure: bytes, memory: Any, *, own_arrays: bool = False) -> An
     (table,) = _HEAD.unpack_from(structure)
     content = _HEAD.size + table
     view = memoryview(memory).cast("B")
-    buffers: list[Any] = []
+    buffers: list[object] = []
     for start, size, of_tensor in _PLACE.iter_unpack(structure[_HEAD.size : content]):
         buffer = view[start : start + size]
         buffers.append(bytearray(buffer) if own_arrays and not of_tensor else buffer)
@@ -75,7 +75,7 @@ class _Pickler(TensorsByValue, ForkingPickler):
         # A method in place of `append` would make a reference cycle, which keeps the batch until the garbage collector runs.
         super().__init__(file, pickle.HIGHEST_PROTOCOL, True, self.buffers.append)
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         return reduced(value) if isinstance(value, CONTAINERS) else super().reducer_override(value)
 
     def _buffer(self, content: Any, address: int) -> pickle.PickleBuffer:

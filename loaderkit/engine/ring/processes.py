@@ -155,7 +155,7 @@ class Workers:
         with contextlib.nullcontext() if forks else contextlib.closing(parcel):
             yield from self._start_each(own, slots, queues, parcel, pools)
 
-    def _start_each(self, own: Processes, slots: Slots, queues: list[int], parcel: Any, pools: Any) -> Iterator[int]:
+    def _start_each(self, own: Processes, slots: Slots, queues: list[int], parcel: Any, pools: object) -> Iterator[int]:
         for number in range(self.count):
             mine = queues[number % len(queues)]
             answers, theirs = own.pipe()
@@ -236,7 +236,7 @@ def _signals_later() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _delayed(number: int, handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+def _delayed(number: int, handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
     """Call a signal's handler on leaving, if the signal came."""
     owner = os.getpid()
     came = False

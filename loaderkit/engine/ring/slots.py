@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from loaderkit.system.types import Array
+
 ALIGNMENT = 64  # bytes, a cache line
 LARGEST = 1 << 30  # bytes of a slot, at most
 STOP = (1 << 63) - 1  # no task is wanted
@@ -95,12 +97,12 @@ class Slots:
         os.posix_fallocate(self._fd, self.start(slot), wanted)
         self.reserved[slot] = wanted
 
-    def bytes(self, slot: int, size: int) -> np.ndarray[Any, Any]:
+    def bytes(self, slot: int, size: int) -> Array:
         """Return a view (size,) uint8 of a slot's memory. The view does not hold the slot."""
         start = self._head + slot * self.stride
         return self.memory[start : start + size]
 
-    def lease(self, slot: int, free: Callable[[int], Any]) -> Any:
+    def lease(self, slot: int, free: Callable[[int], object]) -> Any:
         """Return a slot's memory as a buffer; call `free(slot)` when the last view of it is gone."""
         place = self._place.from_address(self._address + slot * self.stride)  # from_buffer takes three times as long
         place.memory, place.slot, place.free = self._memory, slot, free
@@ -134,7 +136,7 @@ class Slots:
     def _size(self) -> int:
         return self._head + self.count * self.stride
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         shape = {"count": self.count, "workers": self.workers, "stride": self.stride, "_head": self._head}
         return shape | {"_fd": reduction.DupFd(self._fd)}
 
@@ -148,7 +150,7 @@ class _Leased:
 
     memory: mmap.mmap  # mapped as long as this lives
     slot = -1
-    free: Callable[[int], Any]
+    free: Callable[[int], object]
     is_finalizing = staticmethod(sys.is_finalizing)  # when the interpreter ends, this module's `sys` may be gone
 
     def __del__(self) -> None:

@@ -7,7 +7,6 @@ import time
 from collections import deque
 from functools import partial
 from multiprocessing import util
-from typing import Any
 
 from loaderkit.engine.ring.messages import FAILED, IN_SLOT, TASK, Answer, Inbox
 from loaderkit.engine.ring.pickled import read_batch
@@ -38,7 +37,7 @@ class Team:
         OSError: If there is no memory, or too many files are open.
     """
 
-    def __init__(self, workers: Workers, *, slots: int, largest: int, cudart: Any = None) -> None:
+    def __init__(self, workers: Workers, *, slots: int, largest: int, cudart: object = None) -> None:
         self._workers = workers
         self.free: deque[int] = deque(range(slots))
         self._trimmed = [0] * slots  # the task at which each slot was last trimmed
@@ -158,7 +157,7 @@ class Team:
             return named[doing.index(number)]
         return next((name for name in named if "stopped" in name), "a worker")
 
-    def open(self, answer: Answer, *, copied: bool) -> tuple[Any, bool]:
+    def open(self, answer: Answer, *, copied: bool) -> tuple[object, bool]:
         """Return the batch of an answer, and whether its tensors are page-locked.
 
         The batch is a view of its slot, or a copy. The slot is freed when nothing uses it.

@@ -28,7 +28,7 @@ class PipeEnd:
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {"fd": reduction.DupFd(self.fd)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -48,7 +48,7 @@ class Worker:
     seed: int  # of its global generators
     init: Callable[[int], None] | None  # the user's `worker_init_fn`
     inherited: Sequence[int] = ()  # open files of the parent that a forked worker closes
-    pools: Any = None  # for `limit_threads`, in a forked worker
+    pools: object = None  # for `limit_threads`, in a forked worker
 
     def __call__(self) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the loader's process gets it too, and stops this worker
@@ -143,7 +143,7 @@ def _failure(error: BaseException, where: str) -> bytes:
     return pickle.dumps((message, kind))
 
 
-def _send(fd: int, content: Any) -> None:
+def _send(fd: int, content: bytes | bytearray | memoryview) -> None:
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(fd, rest) :]

@@ -22,6 +22,7 @@ from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.position import Crew
 from loaderkit.loader.streams.lanes import Item, LaneTask, check_no_index, run_task
 from loaderkit.loader.streams.own_state import decode, encode
+from loaderkit.loader.streams.state import LanePlace
 from loaderkit.sampling.fingerprint import fingerprint_of
 from loaderkit.seeding.global_seeds import workers_seed
 from loaderkit.seeding.keys import hash_positions
@@ -61,7 +62,7 @@ class WorkerLanes:
     def count(self) -> int:
         return self._crew.world.size * self._workers
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, str | int]:
         own, name = fingerprint_of(self._dataset), type(self._dataset).__qualname__
         return {
             "dataset": f"{name} ({own})" if own else name,
@@ -90,7 +91,7 @@ class WorkerLanes:
             return f"a state in epoch {cycle}: the dataset leaves out one of another epoch, and would start again"
         return None
 
-    def read(self, lanes: range, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Item]:
+    def read(self, lanes: range, places: Sequence[LanePlace], cycle: int, turn: int) -> Iterator[Item]:
         workers = self._crew.num_workers
         self._moves_dataset = self._first is not None and not workers
         if workers:  # at once for all: what they share has the epoch then, in whatever memory it lies
@@ -107,7 +108,7 @@ class WorkerLanes:
         )
         return run_task(task, workers_seed(self._config.seed, task.rank, cycle), workers)
 
-    def next_cycle(self, places: Sequence[Any], cycle: int) -> tuple[Any, ...]:
+    def next_cycle(self, places: Sequence[Any], cycle: int) -> tuple[LanePlace, ...]:
         # A worker that has read to the end has already recorded the dataset's own state for the next cycle.
         return tuple(old if old.cycle == cycle and not old.samples else WorkerPlace(cycle) for old in places)
 
@@ -128,7 +129,8 @@ class WorkerLanes:
         return None
 
     def private(self) -> PrivateGenerators:
-        config, data = self._config, {"collate_fn": self._config.collate_fn}
+        config = self._config
+        data: dict[str, object] = {"collate_fn": config.collate_fn}
         if config.private_generators is not None:
             data = {"dataset": self._dataset, **data}
         return PrivateGenerators(data, config.private_generators or "seed", config.seeders)
@@ -156,7 +158,7 @@ class WorkerTask(LaneTask):
 
     @property
     @override
-    def data(self) -> Any:
+    def data(self) -> object:
         return self.dataset
 
     @override
@@ -191,13 +193,13 @@ class _WorkerReader:
 
     def __init__(self, task: WorkerTask, worker: int, place: WorkerPlace, size: int) -> None:
         self._task, self._worker, self._size = task, worker, size
-        self._iterator: Iterator[Any] | None = None
+        self._iterator: Iterator[object] | None = None
         self._typed = as_declared(task.dataset)
         self._stateful = _is_stateful(task.dataset)
         self._place = place
         self._states = {place.samples: place.state}  # of the dataset, by the number of samples read
         self.given, self._read = place.samples, place.samples
-        self._samples: list[Any] = []
+        self._samples: list[object] = []
         self._ended = False
         if not self._stateful:
             self._replay(place.samples)
@@ -211,7 +213,7 @@ class _WorkerReader:
         """The next cycle's start."""
         return WorkerPlace(self._task.cycle + 1, 0, _state_of(self._task.dataset))
 
-    def take(self, count: int) -> list[Any]:
+    def take(self, count: int) -> list[object]:
         self.fill(count)
         samples, self._samples = self._samples[:count], self._samples[count:]
         self.given += len(samples)
@@ -252,7 +254,7 @@ class _WorkerReader:
         words = hash_positions(numbers, "iterable", task.config.seed, task.cycle, task.rank, self._worker)
         return SampleSeeds(words, restore=not in_worker_process())
 
-    def _open(self) -> Iterator[Any]:
+    def _open(self) -> Iterator[object]:
         if self._iterator is None:
             task, place = self._task, self._place
             _set_epoch(task.dataset, task.cycle)
@@ -266,7 +268,7 @@ class _WorkerReader:
                     self._iterator = self._iter_from(None)
         return self._iterator
 
-    def _iter_from(self, state: str | None) -> Iterator[Any]:
+    def _iter_from(self, state: str | None) -> Iterator[object]:
         dataset = self._task.dataset
         if not self._stateful:
             return iter(dataset)
@@ -274,7 +276,7 @@ class _WorkerReader:
         try:
             _load(dataset, state)
         except Exception:  # it may have a place to restore only after iter()
-            iterator: Iterator[Any] = iter(dataset)
+            iterator: Iterator[object] = iter(dataset)
             _load(dataset, state)
             return iterator
         iterator = iter(dataset)
@@ -295,7 +297,7 @@ class _WorkerReader:
             )
 
 
-def _set_epoch(dataset: Any, epoch: int) -> None:
+def _set_epoch(dataset: object, epoch: int) -> None:
     """Tell a dataset its epoch, if it has `set_epoch`; in a process that multiprocessing started, in memory of its own."""
     found = getattr(dataset, "set_epoch", None)
     set_epoch: Callable[[int], object] = found if callable(found) else lambda _: None
@@ -305,7 +307,7 @@ def _set_epoch(dataset: Any, epoch: int) -> None:
     _check_epoch(dataset, epoch)
 
 
-def _check_epoch(dataset: Any, epoch: int) -> None:
+def _check_epoch(dataset: object, epoch: int) -> None:
     """Refuse to read a stream of another epoch: workers would not share its shards, and its state would not be loaded."""
     if (found := epoch_of(dataset)) not in (None, epoch):
         raise RuntimeError(
@@ -322,7 +324,7 @@ def _told_by(dataset: Any) -> str | None:
     return None
 
 
-def _is_stateful(dataset: Any) -> bool:
+def _is_stateful(dataset: object) -> bool:
     return hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict") and restores_its_place(dataset)
 
 
@@ -345,7 +347,7 @@ def _check_state_dict(dataset: Any) -> None:
         ) from None
 
 
-def _first_state(dataset: Any) -> str | None:
+def _first_state(dataset: object) -> str | None:
     """Return the state of a dataset before its first read; None if it has a state only after `iter()`."""
     try:
         state = state_of_start(dataset)
@@ -364,7 +366,7 @@ def _load(dataset: Any, state: str | None) -> None:
         dataset.load_state_dict(decode(state))
 
 
-def _to_json(dataset: Any, state: Any) -> str:
+def _to_json(dataset: object, state: object) -> str:
     try:
         return encode(state)
     except TypeError as error:

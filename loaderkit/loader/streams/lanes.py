@@ -16,6 +16,7 @@ import torch.utils.data as torch_data
 
 from loaderkit.engine.torch import Batches, Crew, Sealed, StartWorker, seal
 from loaderkit.loader.config import LoaderConfig
+from loaderkit.loader.streams.state import LanePlace
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.seeding.private import Found, PrivateGenerators
 from loaderkit.seeding.samples import SampleSeeds
@@ -33,9 +34,9 @@ class Item(NamedTuple):
     """What a slot gives: a batch, if there is one, and where its lane is afterwards."""
 
     row: int  # of the lane, among the rank's
-    place: Any
+    place: LanePlace
     samples: int  # 0 without a batch
-    batch: Any  # in a Reported if samples were bad
+    batch: object  # in a Reported if samples were bad
 
     def pin_memory(self) -> "Item":
         """Pin the batch alone."""
@@ -50,22 +51,22 @@ class Lanes(Protocol):
     """
 
     @property
-    def place(self) -> Callable[..., Any]:
+    def place(self) -> Callable[..., LanePlace]:
         """Makes a place from its values."""
 
     def count(self) -> int:
         """Return the number of lanes of all ranks."""
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, str | int]:
         """Return everything that a place depends on: a state is valid only for the same values."""
 
-    def flaw(self, lane: int, place: Sequence[Any]) -> str | None:
+    def flaw(self, lane: int, place: Sequence[object]) -> str | None:
         """Return what a place in a state should be, or None if it is valid. It may have any number of values."""
 
-    def read(self, lanes: range, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Item]:
+    def read(self, lanes: range, places: Sequence[LanePlace], cycle: int, turn: int) -> Iterator[Item]:
         """Read a cycle of these lanes from these places."""
 
-    def next_cycle(self, places: Sequence[Any], cycle: int) -> tuple[Any, ...]:
+    def next_cycle(self, places: Sequence[LanePlace], cycle: int) -> tuple[LanePlace, ...]:
         """Return the places at the start of a cycle, given the present places."""
 
     def batches(self) -> int | None:
@@ -88,7 +89,7 @@ class Lanes(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaneTask(torch_data.IterableDataset[Any]):
+class LaneTask(torch_data.IterableDataset[object]):
     """Reads one worker's share of a rank's lanes; without workers, all of them."""
 
     config: LoaderConfig
@@ -108,7 +109,7 @@ class LaneTask(torch_data.IterableDataset[Any]):
         return self.private.each(self.items(worker, workers))
 
     @property
-    def data(self) -> Any:
+    def data(self) -> object:
         """The user's dataset."""
         raise NotImplementedError
 
@@ -116,7 +117,7 @@ class LaneTask(torch_data.IterableDataset[Any]):
         """Yield what the worker's slots give; None from a slot without a lane, or whose lane has ended."""
         raise NotImplementedError
 
-    def make_batch(self, samples: list[Any], seeds: SampleSeeds) -> Any:
+    def make_batch(self, samples: list[Any], seeds: SampleSeeds) -> object:
         """Collate samples under their seeds."""
         collate = self.config.collate_fn
         with lends(self.buffers):
@@ -148,7 +149,7 @@ def run_task(task: LaneTask, seed: int, num_workers: int) -> Iterator[Item]:
     return (item for item in items if item is not None)
 
 
-def check_no_index(dataset: Any, config: LoaderConfig, order: str) -> None:
+def check_no_index(dataset: object, config: LoaderConfig, order: str) -> None:
     """Raise a ValueError for settings of data with an index. `order` says what decides the order of this data."""
     for name in ("shuffle", "order", "plan"):
         if value := getattr(config, name):
@@ -193,5 +194,5 @@ def _from_workers(task: LaneTask, seed: int, num_workers: int, pinned: bool) -> 
         return Batches(iter(loader), crew, config.timeout)
 
 
-def _as_it_is(item: Any) -> Any:
+def _as_it_is(item: object) -> object:
     return item

@@ -1,7 +1,7 @@
 """What a stream's state says of the batches that follow it, without reading data."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.datasets.streams.lane import Place, ShardShare
@@ -23,7 +23,7 @@ class StreamBatch(NamedTuple):
 
 
 def locate_in_stream(
-    stream: StreamDataset, state: Mapping[str, Any], step: int, batch_size: int
+    stream: StreamDataset, state: Mapping[str, object], step: int, batch_size: int
 ) -> Iterator[StreamBatch]:
     """Yield each rank's batch of a step: its lane, and where in a shard it begins.
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 
-def encode(value: Any) -> str:
+def encode(value: object) -> str:
     """Return a state as JSON.
 
     It may have None, booleans, numbers, strings, bytes, lists, tuples, dicts, tensors on the CPU and numpy arrays of numbers.
@@ -24,7 +24,7 @@ def decode(text: str) -> Any:
     return _unpack(json.loads(text))
 
 
-def _pack(value: Any) -> Any:
+def _pack(value: Any) -> object:
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
@@ -49,7 +49,7 @@ def _pack(value: Any) -> Any:
     )
 
 
-def _unpack(value: Any) -> Any:
+def _unpack(value: object) -> object:
     if isinstance(value, list):
         return [_unpack(part) for part in value]
     if not isinstance(value, dict):

@@ -15,12 +15,13 @@ from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.engines import describe_stream
 from loaderkit.loader.position import Position
 from loaderkit.loader.streams.iterable import WorkerLanes
-from loaderkit.loader.streams.lanes import Lanes
+from loaderkit.loader.streams.lanes import Item, Lanes
 from loaderkit.loader.streams.passes import RankPasses
 from loaderkit.loader.streams.rank_reader import RankReader
 from loaderkit.loader.streams.rendezvous import Rendezvous
 from loaderkit.loader.streams.shards import ShardLanes
 from loaderkit.loader.streams.state import (
+    LanePlace,
     RankCursor,
     StreamCursor,
     join_ranks,
@@ -63,7 +64,7 @@ class StreamPosition(Position[RankCursor]):
         self._reader: RankReader | None = None  # of this rank's lanes, once the world is known
         self._stand_at(StreamCursor())
 
-    def begin(self) -> Iterator[Any]:
+    def begin(self) -> Iterator[object]:
         if self.begun and self._batches:  # the last pass was left before its end
             if self._told_length and self._batches == self._lanes.batches():
                 self._say_length("and there are more")
@@ -133,7 +134,7 @@ class StreamPosition(Position[RankCursor]):
         epoch, batches = (self._epoch, self._batches) if point is None else (point.epoch, point.batches)
         return Cursor(epoch=epoch, batches=batches)
 
-    def state_at(self, point: RankCursor, nearby: Iterable[RankCursor] = ()) -> dict[str, Any]:
+    def state_at(self, point: RankCursor, nearby: Iterable[RankCursor] = ()) -> dict[str, object]:
         world = self.crew.world
         values: list[str | None] = [None] * world.size
         values[world.rank] = point.value
@@ -141,7 +142,7 @@ class StreamPosition(Position[RankCursor]):
             values = self._rendezvous.gather(self._run_name(), point, world, nearby)
         return pack_cursor(join_ranks(point, values, self._lanes.count(), self._lanes.place), self._identity())
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, object]) -> None:
         lanes = self._lanes
         saved = open_stream_state(state)["stream"]
         identity = named_as_saved(self._identity, saved)
@@ -172,7 +173,7 @@ class StreamPosition(Position[RankCursor]):
         else:
             self.seek(before.upcoming().epoch, 0)
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, str | int]:
         return self._lanes.identity() | ({_PRIVATE: self._kept.policy} if self._kept.find() else {})
 
     @functools.cached_property
@@ -249,11 +250,11 @@ class StreamPosition(Position[RankCursor]):
     def _go_to_next_epoch(self) -> None:
         self.go_to(self.epoch_after(self.point()._replace(batches=1)))
 
-    def _rest(self, reader: RankReader) -> Iterator[Any]:
+    def _rest(self, reader: RankReader) -> Iterator[object]:
         while self._has_batch(reader) and reader.ahead is not None:
             yield reader.ahead.batch
 
-    def _read(self, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Any]:
+    def _read(self, places: Sequence[LanePlace], cycle: int, turn: int) -> Iterator[Item]:
         return self._lanes.read(self._own(), places, cycle, turn)
 
     def _count(self, report: Reported | None) -> bool:

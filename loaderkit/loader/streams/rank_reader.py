@@ -1,12 +1,13 @@
 """Read a rank's lanes batch by batch, and know where they are after the last batch that was yielded."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from loaderkit.datasets.bad_samples import Reported
 from loaderkit.loader.streams.lanes import Item
+from loaderkit.loader.streams.state import LanePlace
 
-Read = Callable[[Sequence[Any], int, int], Iterator[Item]]  # places, cycle, turn: that cycle's items from there on
+# From places, a cycle and a turn to that cycle's items from there on.
+Read = Callable[[Sequence[LanePlace], int, int], Iterator[Item]]
 
 _EMPTY_CYCLES = 100  # in a row, before a rank gives up
 
@@ -18,7 +19,7 @@ class RankReader:
     other. Workers would then run until the garbage collector finds them, which waits 5 s for each.
     """
 
-    def __init__(self, lanes: Sequence[int], places: Sequence[Any], turn: int) -> None:
+    def __init__(self, lanes: Sequence[int], places: Sequence[LanePlace], turn: int) -> None:
         self.places, self.turn = list(places), turn
         self._lanes = lanes  # their numbers
         self._items: Iterator[Item] | None = None
@@ -55,7 +56,7 @@ class RankReader:
         self._end_cycle()
         return True
 
-    def is_at(self, turn: int, places: Sequence[Any]) -> bool:
+    def is_at(self, turn: int, places: Sequence[LanePlace]) -> bool:
         """Say whether the reader continues from these places."""
         in_cycle = self.cycle == min(place.cycle for place in places)  # else it has yet to leave an empty cycle
         return in_cycle and self.turn == turn and self.places == list(places)
@@ -112,5 +113,5 @@ class RankReader:
         self.places[item.row] = item.place
         self._unheard.discard(item.row)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_items": None, "ahead": None, "_ended": []}

@@ -28,7 +28,7 @@ class Rendezvous:
     hosts, and does not change with the number of hosts.
     """
 
-    def __init__(self, store: Any, timeout_s: float) -> None:
+    def __init__(self, store: object, timeout_s: float) -> None:
         self._given, self._timeout_s = store, timeout_s
         self._left: set[str] = set()  # keys that other ranks may still read
         self._token: str | None = None  # of this object
@@ -108,7 +108,7 @@ class Rendezvous:
         self._left |= set(own)
         return values, _listed(rank for rank, found in enumerate(values) if found is None)
 
-    def _agree(self, store: Any, meeting: str, world: World, wait: "_Wait") -> list[int]:
+    def _agree(self, store: object, meeting: str, world: World, wait: "_Wait") -> list[int]:
         """Agree on a prefix with the ranks of this attempt. Return the ranks that are late; none if all agree."""
         if self._token is None:
             self._token = secrets.token_hex(8)
@@ -155,13 +155,13 @@ class Rendezvous:
         late = [rank for rank in range(1, world.size) if not store.check([f"{run}/accepted/{rank}"])]
         return late or [0]
 
-    def _store(self) -> Any:
+    def _store(self) -> object:
         """Return the store, or None if there is none."""
         if self._given is None and torch.distributed.is_available() and torch.distributed.is_initialized():
             return torch.distributed.distributed_c10d._get_default_store()
         return self._given
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {
             "_given": None,
             "_left": set(),

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from typing_extensions import override
 
@@ -14,6 +13,7 @@ from loaderkit.datasets.streams.samples import transform_samples
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.position import Crew
 from loaderkit.loader.streams.lanes import Item, LaneTask, check_no_index, run_task
+from loaderkit.loader.streams.state import LanePlace
 from loaderkit.reading.packed_rows import default_collate
 from loaderkit.seeding.global_seeds import workers_seed
 from loaderkit.seeding.private import Found, PrivateGenerators
@@ -24,7 +24,7 @@ class ShardLanes:
 
     def __init__(self, stream: StreamDataset, config: LoaderConfig, crew: Crew) -> None:
         self._stream, self._config, self._crew = stream, config, crew
-        self.place: Callable[..., Any] = Place
+        self.place: Callable[..., LanePlace] = Place
         check_no_index(stream, config, "it has that setting itself: StreamDataset(shuffle=True)")
         if config.bad_samples.policy == "replace":
             raise ValueError(
@@ -40,7 +40,7 @@ class ShardLanes:
     def count(self) -> int:
         return self._stream.lanes
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, str | int]:
         stream = self._stream
         return {
             "shards": stream.fingerprint(),
@@ -49,10 +49,10 @@ class ShardLanes:
             "epochs": "of steps" if self._config.steps else "of the stream",
         }
 
-    def flaw(self, lane: int, place: Sequence[Any]) -> str | None:
+    def flaw(self, lane: int, place: Sequence[object]) -> str | None:
         return self._stream.flaw(lane, place)
 
-    def read(self, lanes: range, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Item]:
+    def read(self, lanes: range, places: Sequence[LanePlace], cycle: int, turn: int) -> Iterator[Item]:
         stream, config = self._stream, self._config
         if config.collate_fn is None:
             config = replace(config, collate_fn=default_collate(stream))
@@ -67,7 +67,7 @@ class ShardLanes:
         )
         return run_task(task, workers_seed(stream.seed, self._crew.world.rank, cycle), self._crew.num_workers)
 
-    def next_cycle(self, places: Sequence[Any], cycle: int) -> tuple[Any, ...]:
+    def next_cycle(self, places: Sequence[LanePlace], cycle: int) -> tuple[LanePlace, ...]:
         return tuple(Place(cycle=cycle) for _ in places)
 
     def batches(self) -> None:
@@ -150,7 +150,7 @@ class ShardTask(LaneTask):
         return Item(row, place, len(pending), _with_report(batch, reader, over=not more))
 
 
-def _with_report(batch: Any, reader: Lane, *, over: bool) -> Any:
+def _with_report(batch: object, reader: Lane, *, over: bool) -> object:
     if not isinstance(reader, SkippingLane):
         return batch
     bad, first = reader.report(over=over)

@@ -5,15 +5,26 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from loaderkit.datasets.streams.lane import Place
-from loaderkit.system.state import COUNT, EPOCH, NAMED_VALUES, Rule, StateError, damaged, lists_of, open_state, seal
+from loaderkit.system.state import (
+    COUNT,
+    EPOCH,
+    NAMED_VALUES,
+    Form,
+    Rule,
+    StateError,
+    damaged,
+    lists_of,
+    open_state,
+    seal,
+)
 
 _WAY_OUT = "start a new epoch: loader.seek(epoch=...)"
 _ANSWER = Rule(f"{COUNT.wanted}, or None", lambda value: value is None or COUNT.holds(value))
 _LANE = Rule("a list, or None", lambda value: value is None or isinstance(value, list | tuple))
-_FORM = {
+_FORM: Form = {
     "stream": NAMED_VALUES,
     "cursor": {"epoch": EPOCH, "batches": COUNT, "bad": lists_of(COUNT)},
     "turns": lists_of(_ANSWER),
@@ -21,7 +32,7 @@ _FORM = {
     "missing": lists_of(COUNT),
 }
 # From a lane and a place in it to what the place should be, or None if it is valid.
-Flaw = Callable[[int, Sequence[Any]], str | None]
+Flaw = Callable[[int, Sequence[object]], str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +51,14 @@ class StreamCursor:
         return [rank for rank, turn in enumerate(self.turns) if turn is None]
 
 
+class LanePlace(Protocol):
+    """Where one lane is."""
+
+    @property
+    def cycle(self) -> int:
+        """How often the lane has been read to its end."""
+
+
 class RankCursor(NamedTuple):
     """Where one rank is, between two batches."""
 
@@ -48,7 +67,7 @@ class RankCursor(NamedTuple):
     epoch: int
     batches: int
     turn: int
-    places: tuple[Any, ...]  # of the rank's lanes
+    places: tuple[LanePlace, ...]  # of the rank's lanes
     bad: int = 0  # samples of the epoch that the rank has left out
 
     @property
@@ -65,10 +84,10 @@ class RankCursor(NamedTuple):
 
 
 def join_ranks(
-    cursor: RankCursor, values: Sequence[str | None], count: int, place: Callable[..., Any] = Place
+    cursor: RankCursor, values: Sequence[str | None], count: int, place: Callable[..., object] = Place
 ) -> StreamCursor:
     """Combine one rank's cursor, and the `RankCursor.value` of each rank that answered, over `count` lanes."""
-    lanes: list[Any] = [None] * count
+    lanes: list[object] = [None] * count
     turns: list[int | None] = [None] * len(values)
     bad = [0] * len(values)
     for rank, value in enumerate(values):
@@ -79,7 +98,7 @@ def join_ranks(
     return StreamCursor(epoch=cursor.epoch, batches=cursor.batches, bad=bad, turns=turns, lanes=lanes)
 
 
-def pack_cursor(cursor: StreamCursor, identity: Mapping[str, Any]) -> dict[str, Any]:
+def pack_cursor(cursor: StreamCursor, identity: Mapping[str, object]) -> dict[str, Any]:
     """Return a sealed state of plain ints, strings and lists, with about 30 bytes for each lane."""
     return seal(
         {
@@ -93,7 +112,11 @@ def pack_cursor(cursor: StreamCursor, identity: Mapping[str, Any]) -> dict[str, 
 
 
 def unpack_cursor(
-    state: Mapping[str, Any], identity: Mapping[str, Any], count: int, flaw: Flaw, place: Callable[..., Any] = Place
+    state: Mapping[str, object],
+    identity: Mapping[str, object],
+    count: int,
+    flaw: Flaw,
+    place: Callable[..., object] = Place,
 ) -> StreamCursor:
     """Return the cursor of a state, after checking that it is complete and of this stream.
 
@@ -135,7 +158,7 @@ def unpack_cursor(
     return _cursor_of(fields, place)
 
 
-def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_states(states: Sequence[Mapping[str, object]]) -> dict[str, Any]:
     """Merge the stream states that ranks saved separately into one.
 
     You need this only if the ranks could not reach each other when they called `state_dict()`: each state then misses the
@@ -164,14 +187,14 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     if not states:
         raise ValueError("stream: no states to merge, wanted those of all ranks.")
-    states = [open_stream_state(state) for state in states]
-    cursors = [_cursor_of(state, lambda *parts: parts) for state in states]
+    opened = [open_stream_state(state) for state in states]
+    cursors = [_cursor_of(state, lambda *parts: parts) for state in opened]
     first = cursors[0]
     turns, lanes = list(first.turns), list(first.lanes)
-    for state, cursor in zip(states, cursors, strict=True):
+    for state, cursor in zip(opened, cursors, strict=True):
         for what, found, wanted in (
-            ("stream", state["stream"], states[0]["stream"]),
-            ("cursor", {**state["cursor"], "bad": ()}, {**states[0]["cursor"], "bad": ()}),
+            ("stream", state["stream"], opened[0]["stream"]),
+            ("cursor", {**state["cursor"], "bad": ()}, {**opened[0]["cursor"], "bad": ()}),
             ("ranks", len(cursor.turns), len(turns)),
             ("lanes", len(cursor.lanes), len(lanes)),
         ):
@@ -183,10 +206,10 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         lanes = [old if new is None else new for old, new in zip(lanes, cursor.lanes, strict=True)]
     # Each rank knows its own number alone, and reports 0 for the others.
     bad = [max(found) for found in zip(*(cursor.bad for cursor in cursors if cursor.bad), strict=True)]
-    return pack_cursor(dataclasses.replace(first, turns=turns, lanes=lanes, bad=bad), states[0]["stream"])
+    return pack_cursor(dataclasses.replace(first, turns=turns, lanes=lanes, bad=bad), opened[0]["stream"])
 
 
-def open_stream_state(state: Any) -> dict[str, Any]:
+def open_stream_state(state: object) -> dict[str, Any]:
     """Return the fields of a state of any stream, after checking all that does not depend on the stream."""
     fields = open_state(state, _FORM, "the state of a Loader of a stream", _WAY_OUT)
     turns, lanes, bad = fields["turns"], fields["lanes"], fields["cursor"]["bad"]
@@ -209,7 +232,7 @@ def open_stream_state(state: Any) -> dict[str, Any]:
     return fields
 
 
-def _cursor_of(fields: Mapping[str, Any], place: Callable[..., Any]) -> StreamCursor:
+def _cursor_of(fields: Mapping[str, Any], place: Callable[..., object]) -> StreamCursor:
     cursor = fields["cursor"]
     lanes = [None if parts is None else place(*parts) for parts in fields["lanes"]]
     return StreamCursor(

@@ -2,18 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderkit.sampling.by_length.segments import Arrangement
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.system.arrays import Float64Array, Int64Array
 from loaderkit.system.checks import check_integer
 from loaderkit.system.digests import digest
+from loaderkit.system.types import Array
 
-Cost = Callable[[Int64Array], npt.NDArray[Any]]
+Cost = Callable[[Int64Array], Array]
 _PROBES = 64  # lengths at which a cost function is compared with the one of a state
 
 

@@ -1,6 +1,6 @@
 """Checks of the settings of plans by length."""
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +45,7 @@ def as_lengths(lengths: "npt.ArrayLike", name: str) -> Int64Array:
     return found.astype(np.int64)
 
 
-def check_order(order: Any, lengths: Int64Array, name: str) -> None:
+def check_order(order: object, lengths: Int64Array, name: str) -> None:
     """Raise an error unless `order` is an Order with indices below the number of lengths."""
     if not isinstance(order, Order):
         raise TypeError(

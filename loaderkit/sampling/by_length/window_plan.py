@@ -3,7 +3,7 @@
 import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -89,8 +89,8 @@ class WindowPlan(Plan):
         self._digest = digest(self.lengths)
         self.balance = balance
         self._balanced_by = "" if balance is None else f", balance-1={cost_key(balance, self.lengths, name)}"
-        self._segments: dict[Any, Segment | None] = {}
-        self._step_counts: dict[Any, tuple[Int64Array, Int64Array]] = {}
+        self._segments: dict[object, Segment | None] = {}
+        self._step_counts: dict[tuple[int, int], tuple[Int64Array, Int64Array]] = {}
 
     def __repr__(self) -> str:
         try:
@@ -358,5 +358,5 @@ class WindowPlan(Plan):
     def _size(self, epoch: int) -> int:
         return int(self.order.size(epoch))
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_segments": {}, "_step_counts": {}}
