@@ -92,7 +92,7 @@ class Stages(Plan):
         blends = [self._sources.blend(number, stage) for number, stage in enumerate(self.stages)]
         self.order = StagedOrder(self._sources.lines, self._sources.names, blends, window=window)
         self._parts: list[BatchPlan] | None = None
-        self._check_reads()
+        _check_reads(self.plan(), window)
 
     def __repr__(self) -> str:
         several = "s" * (len(self.stages) != 1)
@@ -282,14 +282,15 @@ class Stages(Plan):
             )
         return part.remaining(Cursor(samples=position))
 
-    def _check_reads(self) -> None:
-        """Raise a ValueError if a stage names a source and gets no sample of it."""
-        for row in self.plan().rows:
-            if not row.samples:
-                raise ValueError(
-                    f"Stages: stage {row.stage} of {self.stages[row.stage].size:,} samples, in windows of {self.window:,}, reads "
-                    f"no sample of {row.source!r}, wanted at least one. Give it a larger weight, or use a larger window or stage."
-                )
+
+def _check_reads(plan: StagesPlan, window: int) -> None:
+    """Raise a ValueError if a stage names a source and gets no sample of it."""
+    for row in plan.rows:
+        if not row.samples:
+            raise ValueError(
+                f"Stages: stage {row.stage} of {plan.stages[row.stage].size:,} samples, in windows of {window:,}, reads "
+                f"no sample of {row.source!r}, wanted at least one. Give it a larger weight, or use a larger window or stage."
+            )
 
 
 def _start(cursor: Cursor) -> int:
