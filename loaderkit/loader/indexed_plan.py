@@ -1,7 +1,7 @@
 """The plan of a run over data with an index: that of its settings, for its ranks, without what it leaves out."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from typing import Any
 
 from loaderkit.datasets.bad_samples import JUDGED_FROM, BadSampleCount, Reported
@@ -48,7 +48,7 @@ class IndexedPlan:
         version: Increases when workers have to be made again.
     """
 
-    def __init__(self, dataset: object, config: LoaderConfig, crew: Crew) -> None:
+    def __init__(self, dataset: Sized, config: LoaderConfig, crew: Crew) -> None:
         self._dataset, self._config, self._crew = dataset, config, crew
         self.policy: PrivatePolicy = config.private_generators or "seed"
         self.size, self.skips, self.version = size_of(dataset), Skips(), 0
