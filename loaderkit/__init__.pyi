@@ -3,14 +3,14 @@
 from . import integrations as integrations
 from . import testing as testing
 from .collate.chats import ChatCollate as ChatCollate
+from .collate.collates import MultimodalCollate as MultimodalCollate
+from .collate.collates import PadCollate as PadCollate
+from .collate.collates import RaggedCollate as RaggedCollate
 from .collate.cuts import CutCollate as CutCollate
 from .collate.detection import DetectionCollate as DetectionCollate
 from .collate.pack import PackCollate as PackCollate
 from .collate.pack import document_mask as document_mask
 from .collate.pack import unpack as unpack
-from .collate.pad import MultimodalCollate as MultimodalCollate
-from .collate.pad import PadCollate as PadCollate
-from .collate.pad import RaggedCollate as RaggedCollate
 from .collate.padding import pad_sequences as pad_sequences
 from .collate.padding import unpad as unpad
 from .collate.patches import Patches as Patches
@@ -121,7 +121,7 @@ from .sampling.shard_order import ShardOrder as ShardOrder
 from .seeding.global_seeds import seed_worker as seed_worker
 from .seeding.global_seeds import torch_seed as torch_seed
 from .seeding.keys import derive_seed as derive_seed
-from .seeding.samples import sample_rng as sample_rng
+from .seeding.sample_seeds import sample_rng as sample_rng
 from .system.nested import to_device as to_device
 from .system.ray_executor import RayExecutor as RayExecutor
 from .system.retry import Retry as Retry
@@ -131,8 +131,8 @@ from .system.world import World as World
 from .writing.check import verify_shards as verify_shards
 from .writing.format import WriteError as WriteError
 from .writing.parquet import ParquetFormat as ParquetFormat
+from .writing.shard_writer import write_shards as write_shards
 from .writing.tar import TarFormat as TarFormat
 from .writing.tokens import TokenFormat as TokenFormat
-from .writing.write import write_shards as write_shards
 
 __version__: str

@@ -11,7 +11,7 @@ from loaderkit.loader.checks import check_indexed
 from loaderkit.system.progress import with_progress
 from loaderkit.writing.format import Format
 from loaderkit.writing.manifest import read_records
-from loaderkit.writing.write import FORMATS, Writing
+from loaderkit.writing.shard_writer import FORMATS, Writing
 
 
 def add_to(commands: Commands) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from loaderkit.collate.collates import MultimodalCollate
 from loaderkit.collate.field_collator import Rule
-from loaderkit.collate.pad import MultimodalCollate
 from loaderkit.collate.rules import Pad, Side
 from loaderkit.seeding.draws import draws_nothing
 from loaderkit.system.stack import CollateError

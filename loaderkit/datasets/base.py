@@ -7,7 +7,7 @@ import numpy as np
 import torch.utils.data as torch_data
 from typing_extensions import TypeVar
 
-from loaderkit.seeding.samples import per_sample
+from loaderkit.seeding.sample_seeds import per_sample
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.indices import as_indices
 from loaderkit.system.overrides import is_map_style, own_attribute

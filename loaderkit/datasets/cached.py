@@ -18,7 +18,7 @@ from loaderkit.files.sample_file import ALIGNMENT, SampleFile
 from loaderkit.sampling.fingerprint import fingerprint, fingerprint_of
 from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, SampleRngSeeds, draws
 from loaderkit.seeding.keys import hash_positions
-from loaderkit.seeding.samples import SampleSeeds, part_of_batch, per_sample, seeds_apart
+from loaderkit.seeding.sample_seeds import SampleSeeds, part_of_batch, per_sample, seeds_apart
 from loaderkit.system.arrays import UInt64Array
 from loaderkit.system.checks import plain_integer
 from loaderkit.system.overrides import own_attribute

@@ -23,7 +23,7 @@ from loaderkit.datasets.typed import as_typed_dataset
 from loaderkit.sampling.fingerprint import fingerprint_of_part
 from loaderkit.sampling.order import Order
 from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
-from loaderkit.seeding.samples import part_of_batch, per_sample
+from loaderkit.seeding.sample_seeds import part_of_batch, per_sample
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.digests import digest
 from loaderkit.system.indices import as_indices

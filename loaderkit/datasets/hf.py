@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from loaderkit.datasets.base import Transform, as_dataset, check_index, check_indices, read_many
 from loaderkit.datasets.hf_features import rule_of
 from loaderkit.seeding.draws import DeclaresDraws, Draws
-from loaderkit.seeding.samples import per_sample
+from loaderkit.seeding.sample_seeds import per_sample
 from loaderkit.system.overrides import own_attribute
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 from loaderkit.datasets.base import Transform, check_index, check_indices
 from loaderkit.datasets.memory.packed import Packed
 from loaderkit.seeding.draws import DeclaresDraws
-from loaderkit.seeding.samples import per_sample
+from loaderkit.seeding.sample_seeds import per_sample
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.digests import digest
 

@@ -24,7 +24,7 @@ from loaderkit.device.cuda import BACKENDS, Cuda, HostBatches, make_backend
 from loaderkit.seeding.draws import draws_nothing
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.seeding.private import PrivateGenerators
-from loaderkit.seeding.samples import SampleSeeds
+from loaderkit.seeding.sample_seeds import SampleSeeds
 from loaderkit.system.checks import check_integer
 from loaderkit.system.nested import is_plain, map_leaves, movable, to_device
 from loaderkit.system.overrides import own_attribute

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from loaderkit.collate.collates import PadCollate
 from loaderkit.collate.pack import PackCollate
-from loaderkit.collate.pad import PadCollate
 from loaderkit.collate.rules import Pad
 from loaderkit.datasets.rows.texts import TokenSpans, tokenize
 from loaderkit.datasets.splits import split

@@ -12,7 +12,7 @@ from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.datasets.base import Collate, reads_batches, reads_columns, reads_many
 from loaderkit.datasets.shards.finished import FinishedShards
 from loaderkit.datasets.typed import typed
-from loaderkit.reading.repair import (  # not when it is needed: an error may leave no file to import it from
+from loaderkit.reading.replace_bad_samples import (  # not when it is needed: an error may leave no file to import it from
     ReadMany,
     Repair,
 )
@@ -21,7 +21,7 @@ from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.draws import Draws, NoSeeds, SampleRngSeeds, draws
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.private import Found, PrivateGenerators, PrivatePolicy
-from loaderkit.seeding.samples import SampleSeeds
+from loaderkit.seeding.sample_seeds import SampleSeeds
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.batch_memory import BufferPool, lends
 from loaderkit.system.overrides import own_attribute

@@ -16,7 +16,7 @@ from loaderkit.sampling.by_length.checks import check_longest
 from loaderkit.sampling.by_length.packing import pack
 from loaderkit.sampling.by_length.pieces import piece_ends
 from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, draws
-from loaderkit.seeding.samples import seeds_apart
+from loaderkit.seeding.sample_seeds import seeds_apart
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.digests import digest
 from loaderkit.system.overrides import own_attribute

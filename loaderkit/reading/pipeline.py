@@ -32,7 +32,7 @@ from loaderkit.sampling.fingerprint import fingerprint_of
 from loaderkit.sampling.mixture import Mixture
 from loaderkit.sampling.order import Order, Sequential, Shuffled
 from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, draws
-from loaderkit.seeding.samples import seeds_apart
+from loaderkit.seeding.sample_seeds import seeds_apart
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_integer, plain_integer
 from loaderkit.system.digests import digest

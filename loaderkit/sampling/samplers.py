@@ -12,7 +12,7 @@ import torch.utils.data as torch_data
 from loaderkit.sampling.keys import Keys, digest_of, drawn_keys
 from loaderkit.sampling.order import Order, cached
 from loaderkit.seeding.keys import hash_positions
-from loaderkit.seeding.samples import SampleSeeds
+from loaderkit.seeding.sample_seeds import SampleSeeds
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_integer, plain_integer
 from loaderkit.system.digests import digest

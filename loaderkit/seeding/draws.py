@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from loaderkit.seeding.samples import SampleSeeds
+from loaderkit.seeding.sample_seeds import SampleSeeds
 from loaderkit.system.arrays import UInt64Array
 from loaderkit.system.described import Described
 from loaderkit.system.overrides import own_attribute

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from loaderkit.seeding.samples import SeededGenerator, using_private
+from loaderkit.seeding.sample_seeds import SeededGenerator, using_private
 from loaderkit.seeding.seeded import AlbumentationsPair, NativeGenerator, seeded
 from loaderkit.system.object_graph import reachable
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from loaderkit.seeding.keys import derive_seed
-from loaderkit.seeding.samples import SeededGenerator
+from loaderkit.seeding.sample_seeds import SeededGenerator
 from loaderkit.system.worker_info import in_worker_process
 
 UInt32Array = npt.NDArray[np.uint32]

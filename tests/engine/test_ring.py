@@ -22,7 +22,7 @@ from torchvision import tv_tensors
 
 import loaderkit as lk
 from loaderkit.engine.ring.engine import RingEngine
-from loaderkit.engine.ring.pickled import read_batch, write_batch
+from loaderkit.engine.ring.slot_batches import read_batch, write_batch
 from loaderkit.engine.ring.slots import Slots
 from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.sampling.batch_plan import BatchPlan

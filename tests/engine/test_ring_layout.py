@@ -15,7 +15,7 @@ import torch.utils.data as torch_data
 from torch import Tensor
 
 import loaderkit as lk
-from loaderkit.engine.ring.pickled import read_batch, write_batch
+from loaderkit.engine.ring.slot_batches import read_batch, write_batch
 from loaderkit.engine.ring.slots import Slots
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 import loaderkit as lk
-from loaderkit.seeding.samples import per_sample
+from loaderkit.seeding.sample_seeds import per_sample
 
 pytestmark = pytest.mark.filterwarnings("ignore:Loader. . workers for")  # small data leaves some idle
 

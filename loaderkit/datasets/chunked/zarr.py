@@ -25,7 +25,7 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.handles import Handle
 from loaderkit.datasets.places import Place
 from loaderkit.seeding.draws import DeclaresDraws
-from loaderkit.seeding.samples import per_sample
+from loaderkit.seeding.sample_seeds import per_sample
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_choice
 from loaderkit.system.digests import digest

@@ -17,7 +17,7 @@ from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls
 from loaderkit.sampling.fingerprint import fingerprint_of
 from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
-from loaderkit.seeding.samples import part_of_batch, per_sample, sample_rng
+from loaderkit.seeding.sample_seeds import part_of_batch, per_sample, sample_rng
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.overrides import own_attribute
 from loaderkit.system.types import Array

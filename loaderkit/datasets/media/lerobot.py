@@ -19,7 +19,7 @@ from loaderkit.datasets.places import Place
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import read_in
 from loaderkit.seeding.draws import DeclaresDraws
-from loaderkit.seeding.samples import per_sample
+from loaderkit.seeding.sample_seeds import per_sample
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.digests import digest
 from loaderkit.system.types import Array

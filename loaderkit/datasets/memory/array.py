@@ -17,7 +17,7 @@ from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.memory.shared import SharedList
 from loaderkit.sampling.fingerprint import spread_rows
 from loaderkit.seeding.draws import DeclaresDraws, Draws
-from loaderkit.seeding.samples import per_sample
+from loaderkit.seeding.sample_seeds import per_sample
 from loaderkit.system.arrays import Int64Array, native
 from loaderkit.system.batch_memory import LARGE, empty_array, new_empty
 from loaderkit.system.overrides import is_map_style

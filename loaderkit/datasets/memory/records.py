@@ -9,7 +9,7 @@ from loaderkit.datasets.base import Transform, check_index, check_indices
 from loaderkit.datasets.memory.packed import Packed
 from loaderkit.sampling.fingerprint import spread_rows
 from loaderkit.seeding.draws import DeclaresDraws
-from loaderkit.seeding.samples import per_sample
+from loaderkit.seeding.sample_seeds import per_sample
 from loaderkit.system.digests import digest
 from loaderkit.system.tables import by_position, frame_way_out, is_frame
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from loaderkit.datasets.base import Sample, check_index, read_many, reads_many
 from loaderkit.datasets.combine import MapDataset
 from loaderkit.datasets.places import place_of
-from loaderkit.seeding.samples import part_of_batch, per_sample
+from loaderkit.seeding.sample_seeds import part_of_batch, per_sample
 
 
 class NamedRows(MapDataset[Sample]):

@@ -21,7 +21,7 @@ from loaderkit.files.listing import Stat
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls, is_remote, open_file, shard_name, stat
 from loaderkit.seeding.draws import DeclaresDraws
-from loaderkit.seeding.samples import per_sample
+from loaderkit.seeding.sample_seeds import per_sample
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.open_files import FileLimit, OpenFiles, files_allowed
 from loaderkit.system.overrides import defines

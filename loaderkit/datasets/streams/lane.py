@@ -15,7 +15,7 @@ import numpy as np
 from loaderkit.datasets.bad_samples import BadSamples, BadSamplesError, describe
 from loaderkit.datasets.streams.samples import Failed, PendingSample, Step
 from loaderkit.seeding.keys import hash_positions
-from loaderkit.seeding.samples import SampleSeeds
+from loaderkit.seeding.sample_seeds import SampleSeeds
 from loaderkit.system.state import COUNT
 from loaderkit.system.worker_info import in_worker_process
 

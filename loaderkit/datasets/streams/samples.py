@@ -7,7 +7,7 @@ import numpy as np
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples, describe, drop_traceback, portable
 from loaderkit.datasets.base import Transform
-from loaderkit.seeding.samples import SampleSeeds
+from loaderkit.seeding.sample_seeds import SampleSeeds
 from loaderkit.system.names import function_name
 from loaderkit.system.worker_info import in_worker_process
 

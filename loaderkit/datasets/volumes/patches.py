@@ -17,7 +17,7 @@ from loaderkit.sampling.order import Order
 from loaderkit.sampling.shard_order import MAX_WINDOW, ShardOrder
 from loaderkit.seeding.draws import DeclaresDraws, Draws, SampleRngSeeds, draws
 from loaderkit.seeding.keys import hash_positions
-from loaderkit.seeding.samples import SampleSeeds, seeds_apart
+from loaderkit.seeding.sample_seeds import SampleSeeds, seeds_apart
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_integer
 from loaderkit.system.digests import digest

@@ -9,9 +9,9 @@ from functools import partial
 from multiprocessing import util
 
 from loaderkit.engine.ring.messages import FAILED, IN_SLOT, TASK, Answer, Inbox
-from loaderkit.engine.ring.pickled import read_batch
 from loaderkit.engine.ring.pins import Pins
 from loaderkit.engine.ring.processes import Processes, Workers
+from loaderkit.engine.ring.slot_batches import read_batch
 from loaderkit.engine.ring.slots import LARGE, Slots
 from loaderkit.engine.ring.worker import raise_again
 from loaderkit.system.main_program import why_it_ended

@@ -13,7 +13,7 @@ from typing import Any
 from torch.utils.data._utils import worker as torch_worker
 
 from loaderkit.engine.ring.messages import FAILED, IN_PIPE, IN_SLOT, LEFT, TASK, Answer, unpack_key
-from loaderkit.engine.ring.pickled import write_batch
+from loaderkit.engine.ring.slot_batches import write_batch
 from loaderkit.engine.ring.slots import STOP, Slots
 from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.seeding.global_seeds import seed_all

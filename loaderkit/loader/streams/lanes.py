@@ -19,7 +19,7 @@ from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.streams.state import LanePlace
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.seeding.private import Found, PrivateGenerators
-from loaderkit.seeding.samples import SampleSeeds
+from loaderkit.seeding.sample_seeds import SampleSeeds
 from loaderkit.system.batch_memory import BufferPool, lends
 from loaderkit.system.host import on_host
 from loaderkit.system.nested import pin, should_pin

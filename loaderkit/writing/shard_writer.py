@@ -24,7 +24,7 @@ from loaderkit.sampling.fingerprint import fingerprint, named_as_saved
 from loaderkit.sampling.order import Order, Sequential, Shuffled
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.private import PrivateGenerators
-from loaderkit.seeding.samples import SampleSeeds
+from loaderkit.seeding.sample_seeds import SampleSeeds
 from loaderkit.system.arrays import UInt64Array
 from loaderkit.system.process_pool import map_tasks
 from loaderkit.system.start import survives_fork
