@@ -179,7 +179,7 @@ def test_a_resumed_epoch_has_the_seeds_of_that_epoch(kind: str) -> None:
     resumed = seeds_of(again)
     assert resumed
     assert all(epoch.get(worker, seeds) == seeds for worker, seeds in resumed.items())
-    assert set(epoch) & set(resumed)
+    assert kind == "ring" or set(epoch) & set(resumed)  # a free worker of the ring may take all batches
 
 
 def other_ranks(kind: str, state: Any) -> list[Any]:
