@@ -86,7 +86,7 @@ class BadSamples:
 
     def blames(self, error: Exception) -> bool:
         """Return whether the policy goes on without a sample that raised this error."""
-        return self.policy != "raise" and not isinstance(error, MemoryError | torch.OutOfMemoryError)
+        return self.policy != "raise" and not isinstance(error, _NO_SAMPLES_FAULT)
 
     def again(self, error: Exception, read: Callable[[], T], what: str) -> T:
         """Retry the read of sample `what`, which failed with `error`, while the error may be transient; raise the last error."""
@@ -102,6 +102,8 @@ class BadSamples:
         return result
 
 
+# A library that is missing fails for each sample alike.
+_NO_SAMPLES_FAULT = (MemoryError, torch.OutOfMemoryError, ImportError)
 RAISE = BadSamples()
 
 

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from loaderkit.datasets.base import check_index
 from loaderkit.datasets.cached import CachedDataset
 from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
 from loaderkit.datasets.pieces import PieceDataset
@@ -51,7 +52,9 @@ def place_of(dataset: object, index: int) -> Place | None:
     if isinstance(dataset, ZipDataset):
         return place_of(dataset.datasets[0], index)
     if isinstance(dataset, ConcatDataset):
+        check_index(dataset, index)
         ends = np.cumsum([len(part) for part in dataset.datasets])
+        index %= int(ends[-1])
         part = int(np.searchsorted(ends, index, side="right"))
         return place_of(dataset.datasets[part], index - (int(ends[part - 1]) if part else 0))
     return None

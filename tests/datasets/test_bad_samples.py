@@ -523,7 +523,7 @@ def test_errors_that_are_not_raised_keep_no_object_of_the_caller_alive(name: str
         gc.enable()
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError, torch.OutOfMemoryError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError, torch.OutOfMemoryError, ImportError])
 @pytest.mark.parametrize("policy", [SKIP, REPLACE], ids=["skip", "replace"])
 def test_what_is_no_samples_fault_is_raised(error: Any, policy: lk.BadSamples) -> None:
     class Stops(Damaged):

@@ -39,6 +39,18 @@ def test_a_line_begins_at_its_byte(tmp_path: Path) -> None:
         place_of(data, TOTAL)
 
 
+def test_indices_of_concatenations_count_from_the_end_too(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    data = lk.ConcatDataset([texts(tmp_path / "a"), lk.RecordDataset([1, 2])])
+    assert [place_of(data, index - len(data)) for index in range(len(data))] == [
+        place_of(data, index) for index in range(len(data))
+    ]
+    assert place_of(data, -1) is None
+    for index in (len(data), -len(data) - 1):
+        with pytest.raises(IndexError):
+            place_of(data, index)
+
+
 def test_a_csv_record_begins_at_its_byte(tmp_path: Path) -> None:
     with (path := tmp_path / "a.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["x", "y"], [1, "two\nlines"], [2, "three"]])

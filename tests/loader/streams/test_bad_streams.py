@@ -329,7 +329,7 @@ def test_states_of_ranks_that_do_not_meet_hold_each_ones_count_and_merge() -> No
             assert held == (counts[rank] if ranks == 2 else -(-sum(counts) // ranks))
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, torch.OutOfMemoryError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, torch.OutOfMemoryError, ImportError])
 def test_what_is_no_samples_fault_is_raised(error: Any) -> None:
     def stop(value: int) -> int:
         if value == 2:
