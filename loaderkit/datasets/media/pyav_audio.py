@@ -55,7 +55,9 @@ class AudioHeader:
 
     def __post_init__(self) -> None:
         if self.sample_rate < 1 or self.channels < 1:
-            raise ValueError(f"its header claims {self.sample_rate} samples a second, wanted 1 or more")
+            raise ValueError(
+                f"its header claims {self.channels} channels and {self.sample_rate} samples a second, wanted 1 or more of both"
+            )
 
     @property
     def most(self) -> int:
