@@ -171,7 +171,7 @@ class Reported:
 def portable(error: Exception) -> Exception:
     """Return a copy of an error that can be pickled, with the traceback as a note.
 
-    A RuntimeError if the error does not pickle.
+    If the error does not pickle, the copy is a RuntimeError with its type and message.
     """
     try:
         copy: Exception = pickle.loads(pickle.dumps(error))
@@ -252,7 +252,7 @@ class BadSampleCount:
     def at(self, epoch: int, batches: int, *, own: bool = True) -> int:
         """Return the count after `batches` batches of this rank.
 
-        Without what this rank counted since `start` unless `own`.
+        `own`: whether to include what this rank counted since `start`.
         """
         if epoch != self._epoch:
             return 0

@@ -45,7 +45,7 @@ def _names(pattern: str) -> Iterator[str]:
 def _first_pair(pattern: str) -> tuple[int, int] | None:
     """Return the positions of the first opening brace that is closed, and of its closing brace.
 
-    None if there is none.
+    Return None if there is no such brace.
     """
     opened: list[int] = []
     pairs: list[tuple[int, int]] = []

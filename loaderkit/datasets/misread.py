@@ -51,7 +51,7 @@ def refuse_table(folders: Iterable[str]) -> None:
 def _parts(found: Found, shards: list[str], read: Read) -> str | None:
     """Return the splits or fields of a folder, as a sentence for the error.
 
-    None if files may be read, as there is only one of them.
+    Return None if the files may be read, as there are no several splits or fields that they could mix.
     """
     if found.key == "shar":
         matches = (re.fullmatch(r"([^/]+)\.\d+\.tar", name) for name in shards)

@@ -241,7 +241,7 @@ def _read_manifest(path: str | Path) -> tuple[dict[object, str], Mapping[str, ob
 def _sides(
     fractions: Mapping[str, float] | None, fold: int | None, folds: int | None
 ) -> tuple[tuple[str, ...], npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Return the sides' names, the points (P - 1,) that cut [0, 1) into pieces, and each piece's side by number (P,)."""
+    """Return the sides, the points (P - 1,) that cut [0, 1) into pieces, and the number of each piece's side (P,)."""
     if fractions is not None and not isinstance(fractions, Mapping):
         raise TypeError(
             f"split: fractions are {fractions!r}, wanted a share by side, such as {{'train': 0.8, 'val': 0.2}}."

@@ -12,7 +12,7 @@ CODECS = ("bz2", "gz", *_ARROW)
 
 
 def unpack(codec: str, content: bytes | memoryview, size_bytes: int, where: str) -> bytes:
-    """Return compressed bytes decompressed.
+    """Decompress bytes, and check the size of the result.
 
     Args:
         codec: One of `CODECS`.
