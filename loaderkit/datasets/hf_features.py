@@ -120,7 +120,7 @@ class Fields(NamedTuple):
 def rule_of(feature: object, name: str = "") -> Rule | None:
     """Return the rule that gives a feature's values their dtype.
 
-    None if they need no conversion. `name` is the column's, for errors.
+    Return None if they need no conversion. `name` is the column's, for errors.
     """
     if isinstance(feature, Mapping):
         inner = {key: rule_of(part, f"{name}.{key}" if name else str(key)) for key, part in feature.items()}

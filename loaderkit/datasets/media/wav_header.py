@@ -43,7 +43,7 @@ def is_plain_wav(file: BinaryIO) -> bool:
 def _chunks(file: BinaryIO) -> dict[bytes, tuple[int, int]]:
     """Return the first byte and the size in bytes of each chunk's content, by name.
 
-    {} if chunks do not fill the file.
+    Return {} if chunks do not fill the file.
     """
     file.seek(0)
     head = file.read(12)
