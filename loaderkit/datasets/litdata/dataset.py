@@ -96,8 +96,8 @@ class LitDataset(ListedDataset):
     Args:
         urls: A folder or URL with an index.json, or a list of them.
         decode: Functions that replace the usual decoders, by the format of a leaf, such as "jpeg" or
-            "no_header_tensor:17". Each takes the leaf's bytes. `{"jpeg": bytes}` leaves pictures encoded. `{"pickle":
-            pickle.loads}` reads pickles: only from a writer that you trust.
+            "no_header_tensor:17". Each takes the leaf's bytes. `{"jpeg": bytes}` leaves pictures encoded.
+            `{"pickle": pickle.loads}` reads pickles: only from a writer that you trust.
         transform: Called with each sample; its result replaces the sample.
         max_open: Chunks that a process keeps open, with all its threads.
         storage: How to reach remote folders, and where to keep copies and decompressed chunks.

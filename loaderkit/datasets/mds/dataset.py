@@ -54,8 +54,8 @@ class MDSDataset(ListedDataset):
         columns: Columns to read, in this order; by default all.
         split: The subfolder of each folder in `urls` that has the index.json, such as "train".
         decode: Functions that replace the usual decoders, by encoding, such as "jpeg" or "ndarray:uint8". Each takes
-            the value's bytes. `{"jpeg": lk.DECODERS["jpg"]}` decodes pictures to uint8 (3, H, W). `{"pkl":
-            pickle.loads}` reads pickles: only from a writer that you trust.
+            the value's bytes. `{"jpeg": lk.DECODERS["jpg"]}` decodes pictures to uint8 (3, H, W).
+            `{"pkl": pickle.loads}` reads pickles: only from a writer that you trust.
         transform: Called with each sample; its result replaces the sample.
         max_open: Shards that a process keeps open, with all its threads.
         storage: How to reach remote folders, and where to keep copies and decompressed shards.
