@@ -243,7 +243,7 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
 class MapDataset(DeclaresDraws, Generic[Sample]):
     """A dataset with a transform.
 
-    Random numbers that the transform draws depend on the sample alone.
+    In a Loader, random numbers that the transform draws do not depend on the batch size or the workers.
 
     Args:
         dataset: The raw samples.

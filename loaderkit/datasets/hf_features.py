@@ -158,7 +158,7 @@ def _numbers_of(feature: Any) -> tuple[DType | None, int]:
 
 
 def _element(feature: object) -> object:
-    """Return the feature of a list's elements; None if a feature is no list."""
+    """Return the feature of a list feature's elements; None if `feature` is not a list."""
     if isinstance(feature, list | tuple):
         return feature[0] if len(feature) == 1 else None
     return getattr(feature, "feature", None)

@@ -115,7 +115,7 @@ def _read_log(
 
 
 def _refuse_features(table: str, log: Any) -> None:
-    """Raise a ShardError if the rows of the table's files are not the rows of the table."""
+    """Raise a ShardError if the table uses column mapping, or has rows that deletion vectors mark as deleted."""
     features = log.protocol().reader_features or []
     mapping = log.metadata().configuration.get("delta.columnMapping.mode", "none")
     if mapping != "none":

@@ -124,7 +124,7 @@ def _decode_by_nvjpeg(contents: Sequence[bytes], device: torch.device) -> list[T
 
 
 def _check_jpeg(data: bytes, max_pixels: int | None) -> int:
-    """Return the number of channels of a JPEG; raise a ValueError if it is too large, or has no header."""
+    """Return the number of channels of a JPEG; raise a ValueError if it has too many pixels, or no readable header."""
     try:
         width, height, channels = jpeg_shape(data)
         check_size(width, height, max_pixels)

@@ -133,7 +133,7 @@ class LazyImage(tv_tensors.Image):  # type: ignore[misc]  # torchvision has no t
     _pixels: Tensor | None  # pixels of the box, once they were decoded
 
     def __new__(cls, data: bytes, *, max_pixels: int | None = MAX_PIXELS, name: str = "") -> Self:
-        """Read the header."""
+        """Read the header of a JPEG; decode a picture of another format."""
         check_max_pixels("LazyImage", max_pixels)
         simplejpeg()
         encoded = _Encoded(bytes(data), max_pixels, name)
