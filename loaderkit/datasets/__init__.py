@@ -1,1 +1,1 @@
-"""Where samples are: memory, files, object stores, streams; and what happens if one cannot be read."""
+"""Datasets of samples in memory, files, object stores and streams, and the policy for samples that cannot be read."""

@@ -33,14 +33,16 @@ class BadSamples:
     collate function are always raised. The policies:
 
     - "raise": raise the error.
-    - "skip": leave the sample out. An empty batch gets one replacement, so that all ranks
-      have equally many batches. In a stream, the lane's next sample takes its place.
+    - "skip": leave the sample out. A batch that would be empty gets one replacement, so that
+      all ranks have equally many batches. In a stream, the lane's next sample takes its place.
     - "replace": put another sample of the order in its place, chosen by (seed, epoch,
-      position). It then comes twice in the epoch. If batches are made by length, it is not longer
-      than the bad sample; if there is none, the sample is left out. Not for streams.
+      position). That other sample then comes twice in the epoch. If batches are made by length,
+      it is not longer than the bad sample; if there is no such sample, the bad one is left out.
+      Not for streams.
 
-    A stream reads again from the failed sample, and after it if the sample is left out, so
-    its reader must be able to skip. A stream's transform is not retried.
+    A retry in a stream starts to read again at the failed sample. If that sample is left out,
+    reading goes on after it, so the stream's reader must be able to skip. A stream's transform
+    is not retried.
 
     A resume is exact if the same samples fail again. The limits count what each rank has
     read itself in the epoch. After a resume these counts continue
@@ -85,11 +87,14 @@ class BadSamples:
             raise ValueError(f"BadSamples: max_rate is {self.max_rate!r}, wanted a number from 0 to 1.")
 
     def blames(self, error: Exception) -> bool:
-        """Return whether the policy goes on without a sample that raised this error."""
+        """Return whether a sample that raised this error is skipped or replaced; if not, the error is raised."""
         return self.policy != "raise" and not isinstance(error, _NO_SAMPLES_FAULT)
 
     def again(self, error: Exception, read: Callable[[], T], what: str) -> T:
-        """Retry the read of sample `what`, which failed with `error`, while the error may be transient; raise the last error."""
+        """Retry `read`, which failed with `error`, while the error may be transient, and return its result.
+
+        Raise the last error if no retry succeeds. `what` names the sample in messages.
+        """
         failed = [error]
 
         def attempt() -> T:
@@ -133,7 +138,7 @@ class BadSample:
 
     @property
     def name(self) -> str:
-        """The sample in words, for messages."""
+        """The sample's index, and its shard if it has one, as words for a message."""
         return f"sample {self.index} of shard {self.shard!r}" if self.shard is not None else f"sample {self.index}"
 
 
@@ -152,7 +157,10 @@ class BadSamplesError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A batch with its bad samples, on the way from the worker to the Loader, which counts them."""
+    """A batch and the bad samples found while it was made.
+
+    A worker sends it to the Loader, which counts the bad samples.
+    """
 
     batch: object
     bad: Sequence[BadSample]
@@ -163,7 +171,10 @@ class Reported:
 
 
 def portable(error: Exception) -> Exception:
-    """Return an error that can be pickled, with its traceback as a note."""
+    """Return a copy of an error that can be pickled, with the traceback as a note.
+
+    If the error does not pickle, the copy is a RuntimeError with its type and message.
+    """
     try:
         copy: Exception = pickle.loads(pickle.dumps(error))
         if not isinstance(copy, Exception):
@@ -180,9 +191,9 @@ def describe(error: Exception) -> str:
 
 
 def drop_traceback(error: BaseException | None) -> None:
-    """Drop the tracebacks of an error that is not raised.
+    """Drop the tracebacks of an error that is not raised, and of the errors that it was raised from.
 
-    Their frames refer to the error and to everything that the callers hold, such as workers.
+    The frames of a traceback keep alive the error and all local variables of the callers, such as workers.
     """
     while error is not None:
         error.__traceback__ = None
@@ -190,7 +201,7 @@ def drop_traceback(error: BaseException | None) -> None:
 
 
 class BadSampleCount:
-    """Counts the bad samples of an epoch as batches are yielded, and knows the count after each batch."""
+    """Counts the bad samples of an epoch, and remembers the count after each of the latest batches that had any."""
 
     def __init__(self, policy: BadSamples) -> None:
         self.policy = policy
@@ -198,9 +209,9 @@ class BadSampleCount:
         self.start(0)
 
     def start(self, epoch: int, known: int = 0, *, judged: int = 0, since: int = 0) -> None:
-        """Start counting in an epoch with `known` bad samples so far.
+        """Start counting in an epoch that has `known` bad samples so far.
 
-        They were found among `judged` samples, and `since` samples were consumed before, both over all ranks.
+        These were found among `judged` samples. The epoch has consumed `since` samples so far, over all ranks.
         """
         self._epoch, self._known, self._judged, self._since = epoch, known, judged, since
         self._places: list[int] = []  # number of batches after each batch with bad samples
@@ -209,9 +220,10 @@ class BadSampleCount:
         self._cause: Exception | None = None
 
     def saved(self, cursor: Cursor, *, alone: bool) -> tuple[int, int]:
-        """Return what a loader's state holds: the count, and the samples that were judged.
+        """Return what a loader's state holds: the count of bad samples, and the number of samples judged for it.
 
-        They are the same on all ranks. Unless `alone`, they leave out the count since the start.
+        `alone`: whether this is the only rank. Otherwise both numbers are those given to `start`, which all ranks
+        share.
         """
         if self.policy.policy == "raise":
             return 0, cursor.samples
@@ -219,7 +231,10 @@ class BadSampleCount:
         return self.at(cursor.epoch, cursor.batches, own=alone), judged
 
     def go_back(self, epoch: int, batches: int) -> None:
-        """Forget what was counted after the first `batches` batches of this rank, or everything for another epoch."""
+        """Forget what was counted after the first `batches` batches of this rank.
+
+        For another epoch, forget everything.
+        """
         if epoch != self._epoch:
             self.start(epoch)
             return
@@ -229,24 +244,31 @@ class BadSampleCount:
     def judged(self, epoch: int, samples: int, ranks: int) -> float:
         """Return the number of samples among which the bad samples were counted.
 
-        Those since the start were shared by `ranks` ranks; 0 leaves them out. `samples` counts over all ranks.
+        `samples` were consumed in the epoch, over all ranks. Those since `start` are divided by `ranks`, as each rank
+        counts only its own; `ranks=0` leaves them out.
         """
         if epoch != self._epoch:
             return samples
         return self._judged + ((samples - self._since) / ranks if ranks else 0)
 
     def at(self, epoch: int, batches: int, *, own: bool = True) -> int:
-        """Return the count after `batches` batches of this rank, with what this rank counted since the start if `own`."""
+        """Return the count after `batches` batches of this rank.
+
+        `own`: whether to include what this rank counted since `start`.
+        """
         if epoch != self._epoch:
             return 0
         known = bisect.bisect_right(self._places, batches) if own else 0
         return self._counts[known - 1] if known else self._known
 
     def add(self, report: Reported, *, epoch: int, batches: int, seen: float) -> None:
-        """Count and log the bad samples of this rank's batch number `batches`. The rate refers to `seen` samples.
+        """Count and log the bad samples of one batch, after which this rank has yielded `batches` batches.
+
+        The rate of bad samples is their count divided by `seen` samples.
 
         Raises:
-            BadSamplesError: If they are more than the policy allows; then they are not counted.
+            BadSamplesError: If there are more bad samples than the policy allows. Those of this batch are then not
+                counted.
         """
         if epoch != self._epoch:
             self.start(epoch)

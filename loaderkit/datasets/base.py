@@ -1,4 +1,4 @@
-"""How samples are read from any dataset: by one call for a batch if the dataset has such a method."""
+"""Read samples from any dataset, and find out which methods it has to read many samples in one call."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
@@ -33,12 +33,14 @@ class MapStyle(Protocol[Sample]):
 
 
 def as_dataset(value: object, where: str, way_out: str = "") -> Any:
-    """Return a value as a dataset whose samples are read by position: itself, or a view of a column that is indexed by label.
+    """Return a value as a dataset whose samples are read by position.
+
+    That is the value itself, or a view of it if its index has labels, as a pandas Series.
 
     Args:
         value: What a user gave.
-        where: Begins the message, such as "ConcatDataset: part 2".
-        way_out: Ends it: what to give instead. Tables have their own.
+        where: Begins the error message, such as "ConcatDataset: part 2".
+        way_out: Ends the error message: what to give instead. A table gets a text of its own.
 
     Raises:
         TypeError: If the value is a table, or has no length or no samples by index.
@@ -52,7 +54,7 @@ def as_dataset(value: object, where: str, way_out: str = "") -> Any:
 
 
 def check_index(dataset: MapStyle, index: int) -> None:
-    """Raise a TypeError for a slice, and an IndexError for an index out of range; negative ones count from the end."""
+    """Raise a TypeError for a slice, and an IndexError unless the index is from -N to N - 1."""
     if isinstance(index, slice):
         raise TypeError(
             f"{type(dataset).__name__}: index is {index}, wanted an integer. To select samples use "
@@ -63,16 +65,19 @@ def check_index(dataset: MapStyle, index: int) -> None:
 
 
 def check_indices(dataset: MapStyle, indices: Sequence[int] | Int64Array) -> Int64Array:
-    """Return indices (B,) as an array; raise an IndexError unless each is from 0 to N - 1, and a ValueError for a mask or floats."""
+    """Return indices as (B,) int64.
+
+    Raise an IndexError unless each is from 0 to N - 1, and a ValueError for a mask or floats.
+    """
     found = as_rows(dataset, indices)
-    if found.size and found.view(np.uint64).max() >= len(dataset):  # a negative one is large there
+    if found.size and found.view(np.uint64).max() >= len(dataset):  # as unsigned, a negative index is large
         outside = found[(found < 0) | (found >= len(dataset))][0]
         raise IndexError(f"{type(dataset).__name__}: index {outside} in a dataset of {len(dataset):,} samples.")
     return found
 
 
 def as_rows(dataset: MapStyle, indices: Sequence[int] | Int64Array) -> Int64Array:
-    """Return indices (B,) as an array; raise a ValueError for a mask or floats."""
+    """Return indices as (B,) int64, whose range is not checked; raise a ValueError for a mask or floats."""
     found = np.asarray(indices)
     return found if found.dtype == np.int64 and found.ndim == 1 else as_indices(type(dataset).__name__, indices)
 
@@ -88,30 +93,38 @@ def reads_batches(dataset: object) -> bool:
 
 
 def knows_lengths(dataset: object) -> bool:
-    """Return whether `dataset.lengths()` gives the lengths (N,) of all samples. A transform or override disables it, too."""
+    """Return whether `dataset.lengths()` gives the lengths (N,) of all samples.
+
+    A `transform`, or an override of how samples are read, disables it.
+    """
     return _has_fast(dataset, "lengths")
 
 
 def counts_tokens(dataset: object) -> bool:
-    """Return whether `dataset.counted()` gives a dataset of its samples' numbers of tokens. An override of how samples are read disables it."""
+    """Return whether `dataset.counted()` gives a dataset of the numbers of tokens of the samples.
+
+    Its sample i is the number of tokens in sample i of `dataset`. An override of how samples are read disables it.
+    """
     return callable(own_attribute(dataset, "counted", _ANY_READ))
 
 
 def reads_pieces(dataset: object) -> bool:
     """Return whether `dataset.read_pieces(indices, starts, stops)` gives parts of samples (B,), as a `Ragged`.
 
-    A part has the tokens from `starts` to `stops` (B,) of its sample, or up to the sample's end. Such a dataset has
-    `lengths(indices)` for some samples, too. A transform or override disables it.
+    Part i has the tokens from `starts[i]` up to `stops[i]` of sample `indices[i]`, or up to the sample's end.
+    `lengths(indices)` of such a dataset gives the lengths (B,) of some samples. A `transform`, or an override of how
+    samples are read, disables it.
     """
     return _has_fast(dataset, "read_pieces")
 
 
 def reads_columns(dataset: object) -> bool:
-    """Return whether the Loader may call `dataset.read_columns(indices)` for samples (B,) as columns, in the samples' own structure.
+    """Return whether the Loader may call `dataset.read_columns(indices)`, which reads samples (B,) as columns.
 
-    A column is a list of B values, or a tensor or array (B, *) of numbers. `read_columns` may return a list of the samples
-    themselves if their fields differ. It draws no random numbers while
-    `dataset.draws_nothing` is true. A `transform`, or an override of how samples are read, disables it.
+    The result has the structure of one sample, with a column in place of each value: a list of B values, or a tensor or
+    array (B, *) of numbers. If the samples' fields differ, it may be a list of the samples themselves. `read_columns`
+    draws no random numbers while `dataset.draws_nothing` is true. A `transform`, or an override of how samples are
+    read, disables it.
     """
     return _has_fast(dataset, "read_columns")
 
@@ -119,8 +132,9 @@ def reads_columns(dataset: object) -> bool:
 def reads_many(dataset: object) -> bool:
     """Return whether the Loader may call `dataset.__getitems__(indices)`.
 
-    An override of `__getitem__` disables an inherited `__getitems__`. torch's wrappers have one that reads samples one
-    by one if the dataset inside has none; it does not count, as it would hide the samples from the Loader.
+    An override of `__getitem__` disables an inherited `__getitems__`. torch's Subset and StackDataset have a
+    `__getitems__` that reads one by one if a dataset inside has none. That one does not count: the Loader could not
+    give each sample its seed.
     """
     if not callable(own_attribute(dataset, "__getitems__", _ONE_SAMPLE)):
         return False
@@ -133,7 +147,7 @@ def reads_many(dataset: object) -> bool:
 
 
 def read_many(dataset: Any, indices: Sequence[int]) -> list[Any]:
-    """Return samples (B,), by `__getitems__` if the dataset has it, else one by one, each under its seed."""
+    """Return B samples: by `__getitems__` if `reads_many(dataset)`, else one by one, each under its own seed."""
     if reads_many(dataset):
         return list(dataset.__getitems__(list(indices)))
     return per_sample(dataset.__getitem__, indices)

@@ -1,4 +1,4 @@
-"""Names in braces: `a_{000..002}.tar` and `{a,b}.tar`, as shells and WebDataset's users write them."""
+"""Expand braces in names, such as `a_{000..002}.tar` and `{a,b}.tar`, as shells and WebDataset do."""
 
 import itertools
 import re
@@ -12,11 +12,11 @@ _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?")
 def expand_braces(pattern: str) -> list[str]:
     """Return the names that a pattern such as `a_{000..002}.tar` or `{a,b}.tar` stands for, in its order.
 
-    Ranges may have a step (`{0..8..2}`) or letters (`{a..c}`). Braces with neither a range nor a comma are plain signs, and so are
-    braces without a partner.
+    Ranges may have a step (`{0..8..2}`) or letters (`{a..c}`). Braces with neither a range nor a comma stay as they
+    are, and so do unmatched braces.
 
     Raises:
-        ValueError: If the names are too many.
+        ValueError: If there are more than a million names.
     """
     found = list(itertools.islice(_names(pattern), _MOST + 1))
     if len(found) > _MOST:
@@ -43,7 +43,10 @@ def _names(pattern: str) -> Iterator[str]:
 
 
 def _first_pair(pattern: str) -> tuple[int, int] | None:
-    """Return where the first brace with a partner is, and its partner; None if there is none."""
+    """Return the positions of the first opening brace that is closed, and of its closing brace.
+
+    Return None if there is no such brace.
+    """
     opened: list[int] = []
     pairs: list[tuple[int, int]] = []
     for place, sign in enumerate(pattern):
@@ -55,7 +58,7 @@ def _first_pair(pattern: str) -> tuple[int, int] | None:
 
 
 def _options(inside: str) -> Sequence[str] | None:
-    """Return what stands in the place of braces with this content; None if they are plain signs."""
+    """Return the texts that can replace braces with this text inside; None if it has neither a range nor a comma."""
     if (match := _NUMBERS.fullmatch(inside)) is not None:
         first, last, step = int(match[1]), int(match[2]), int(match[3] or 1) or 1
         numbers = range(first, last + 1, step) if last >= first else range(first, last - 1, -step)
@@ -73,7 +76,7 @@ def _options(inside: str) -> Sequence[str] | None:
 
 
 def _pieces(inside: str) -> Sequence[str] | None:
-    """Split at commas outside of inner braces; None if there are none."""
+    """Split a text at its commas outside inner braces; return None if there are no such commas."""
     depth, start, found = 0, 0, list[str]()
     for place, sign in enumerate(inside):
         depth += (sign == "{") - (sign == "}" and depth > 0)

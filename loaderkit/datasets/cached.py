@@ -1,4 +1,4 @@
-"""Samples that are made once, by the first worker that needs them, for all workers of the host and all epochs."""
+"""A cache of samples: the first process that needs a sample makes it, for all processes of the host and all epochs."""
 
 import hashlib
 import io
@@ -24,7 +24,7 @@ from loaderkit.system.checks import plain_integer
 from loaderkit.system.overrides import own_attribute
 from loaderkit.system.tensor_pickling import TensorsByValue
 
-FORMAT = 1  # of an entry; raise it when `_pack` or `TensorsByValue` writes other bytes
+FORMAT = 1  # version of an entry's bytes; raise it when `_pack` or `TensorsByValue` writes other bytes
 _MAKE_SAMPLES = ("loaderkit", "numpy", "torch", "torchvision", "pillow")  # other versions may make other samples
 _LOOKS = 2  # samples that each process makes again, to find random draws and entries of other data
 
@@ -32,32 +32,34 @@ _LOOKS = 2  # samples that each process makes again, to find random draws and en
 class CachedDataset(DeclaresDraws):
     """A dataset that makes each sample once and keeps it for later epochs.
 
-    Use it if samples cost time to make, such as decoded pictures, and are the same in each epoch. Put what is
-    random into `transform`: it runs after the cache, and draws the same numbers whether the sample was made or read.
+    Use it if samples take time to make, such as decoded pictures, and are the same in each epoch. Put what is
+    random into `transform`, which runs after the cache. It draws the same numbers whether a sample was made or read.
 
-    Whichever process needs a sample first makes it and stores it, and all other processes that share the cache read it. If two
-    need it at the same moment, both make it. Processes that are killed leave no damaged entry. Nothing is
-    evicted, because an epoch needs each sample once: when `max_bytes` is reached, the other samples are made each time.
+    The first process that needs a sample makes and stores it, and all other processes that share the cache read it. If
+    two processes need a sample at the same moment, both make it. Processes that are killed leave no damaged entry.
+    Nothing is evicted, because an epoch needs each sample once: when `max_bytes` is reached, the other samples are made
+    each time.
 
-    An error is not stored. Samples must pickle; a read gives a new copy each time. The dataset itself should not draw random
-    numbers. If it does, each sample draws from a seed of its index, the same in each epoch, and a warning is logged.
+    If making a sample raises an error, nothing is stored. Samples must pickle; a read gives a new copy each time. The
+    dataset itself should not draw random numbers. If it does, each sample draws from a seed of its index, the same in
+    each epoch, and a warning is logged.
 
-    The place:
+    Where the cache can be:
 
-    - "memory": shared by this process and its workers, however they are started, and given back when the last of them
-      ends, also if they are killed. Each rank has a cache of its own.
-    - A folder on a local disk, for all processes and ranks of the host and for later runs. It has one file for each dataset
-      and version. The name of the file covers the dataset's fingerprint, `version`, and the versions of loaderkit, numpy, torch,
-      torchvision, Pillow and Python. Each process also makes the first two samples that it reads from the folder
-      once more, and raises an error if they differ. Other files stay until you delete them. For ranks that share memory,
-      give a folder in /dev/shm, and delete it after the training.
+    - "memory": shared by this process and its workers, however they are started. The memory is freed when the last of
+      them ends, also if they are killed. Each rank has a cache of its own.
+    - A folder on a local disk, for all processes and ranks of the host and for later runs. It has one file for each
+      dataset and version. The file's name is a hash of the dataset's fingerprint, `version`, and the versions of
+      loaderkit, numpy, torch, torchvision, Pillow and Python. Each process makes the first two samples that it reads
+      from the folder again, and raises an error if they differ. Files of other versions stay until you delete them. For
+      ranks that share memory, give a folder in /dev/shm, and delete it after the training.
 
     Samples in a folder are pickles, which can run code: use a folder that others cannot write to.
 
     Args:
         dataset: The dataset that makes samples, with a length and samples by index.
         where: "memory", or the path of a folder.
-        max_bytes: Size limit of this dataset's file. 24 bytes a sample are taken from the start.
+        max_bytes: Size limit of this dataset's file or memory. An index takes 24 bytes for each sample from the start.
         transform: Called with each sample, after the cache.
         version: Any text. Change it when the dataset makes other samples than before but has the same fingerprint, for
             example after a change of its decoder.
@@ -108,7 +110,7 @@ class CachedDataset(DeclaresDraws):
 
     @property
     def cached_bytes(self) -> int:
-        """How much of `max_bytes` is taken."""
+        """How many bytes of `max_bytes` are in use."""
         return self._file.size_bytes
 
     def __len__(self) -> int:
@@ -122,7 +124,7 @@ class CachedDataset(DeclaresDraws):
         return sample if self.transform is None else self.transform(sample)
 
     def __getattr__(self, name: str) -> Any:
-        # Present only if the dataset has it.
+        # A method exists here only if the dataset has it.
         dataset: Any = self.__dict__.get("dataset")
         if name == "__getitems__" and reads_many(dataset):
             return self._read_many
@@ -151,7 +153,7 @@ class CachedDataset(DeclaresDraws):
         return samples if self.transform is None else per_sample(self.transform, samples)
 
     def _make(self, index: int) -> object:
-        """Make a sample under a seed of its index."""
+        """Make a sample, with random numbers from a seed of its index; log a warning if the first ones draw any."""
         seeds = self._seeds([index])
         with seeds_apart(seeds):
             seeds.enter(0)
@@ -167,7 +169,7 @@ class CachedDataset(DeclaresDraws):
         return sample
 
     def _make_many(self, indices: list[int], rows: list[int]) -> list[object]:
-        """Make samples by one call; `rows` are theirs in the batch."""
+        """Make samples in one call. `rows` are the samples' positions in the batch."""
         seeds = self._seeds(indices)
         with seeds_apart(seeds, rows):
             seeds.enter_batch()
@@ -181,7 +183,7 @@ class CachedDataset(DeclaresDraws):
         return SampleRngSeeds(words) if drawn is Draws.SAMPLE_RNG else SampleSeeds(words)
 
     def _keep(self, index: int, sample: object) -> object:
-        """Store a sample, and return what a later read will give: memory layouts may differ from the sample's."""
+        """Store a sample, and return it as a later read will give it: strides may differ from the sample's."""
         words = self._packed(index, sample)
         self._file.write(index, words)
         return _unpack(words)
@@ -204,14 +206,14 @@ class CachedDataset(DeclaresDraws):
         return words
 
     def _compare(self, index: int, words: UInt64Array) -> None:
-        """Raise ValueError if the dataset makes another sample now than the stored one."""
+        """Make a stored sample again, and raise a ValueError if the two differ."""
         try:
             now = self._make(index)
-        except Exception:  # its file may be gone
+        except Exception:  # the sample's source may be gone
             return
         self._to_compare -= 1
         if not _same(words, self._packed(index, now)):
-            # For all samples from now on, as a policy may leave this one out.
+            # Refuse all later reads: a policy for bad samples may skip this one.
             self._refused = (
                 f"CachedDataset: sample {index} in {self._file} differs from what the dataset makes now, although its fingerprint and "
                 "version are the same. Give another version= if the data or the decoding has changed, or delete the file."
@@ -220,7 +222,7 @@ class CachedDataset(DeclaresDraws):
 
 
 def _key(dataset: MapStyle, version: str) -> bytes:
-    """Return 16 bytes that differ between datasets, and between versions of what makes their samples."""
+    """Return a hash (16 bytes) of a dataset's fingerprint and the versions of the libraries that make its samples."""
     parts = [f"format {FORMAT}", f"python {sys.version_info[0]}.{sys.version_info[1]}", *map(_version, _MAKE_SAMPLES)]
     parts += [type(dataset).__qualname__, fingerprint(dataset, len(dataset)), version]
     return hashlib.blake2b("\x1f".join(parts).encode(errors="surrogatepass"), digest_size=16).digest()
@@ -234,11 +236,15 @@ def _version(library: str) -> str:
 
 
 class _Pickler(TensorsByValue, pickle.Pickler):
-    """Pickles a sample but for the memory of its tensors and arrays."""
+    """Pickle a sample, with the memory of its tensors and arrays as separate buffers."""
 
 
 def _pack(sample: object) -> UInt64Array:
-    """Return an entry: the number of buffers, the sizes of the pickle and of each buffer, then these, aligned."""
+    """Return a sample as an entry (W,) uint64.
+
+    Its parts are a header, the pickle and the buffers; each starts at a multiple of `ALIGNMENT` bytes. The header has
+    the number of buffers, and the sizes in bytes of the pickle and of each buffer.
+    """
     file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
     _Pickler(file, 5, buffer_callback=buffers.append).dump(sample)
     parts = [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
@@ -273,5 +279,5 @@ def _same(left: UInt64Array, right: UInt64Array) -> bool:
         return True
     try:
         return bool(_unpack(left) == _unpack(right))
-    except (ValueError, RuntimeError):  # of arrays
+    except (ValueError, RuntimeError):  # comparing arrays gives no single truth value
         return False

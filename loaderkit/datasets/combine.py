@@ -78,7 +78,7 @@ class ConcatDataset(DeclaresDraws, Generic[Sample]):
         return samples
 
     def __getattr__(self, name: str) -> Any:
-        # Present only if all datasets have it.
+        # A method exists here only if all datasets have it.
         parts: list[Any] = self.__dict__.get("datasets", [])
         if name == "shard_sizes" and parts:
             sizes = [own_attribute(dataset, name) for dataset in parts]
@@ -99,15 +99,15 @@ class ConcatDataset(DeclaresDraws, Generic[Sample]):
 
 
 class ZipDataset(DeclaresDraws):
-    """Several datasets of one length side by side.
+    """Several datasets of equal length, read together.
 
-    A sample is a tuple or dict with one sample of each.
+    A sample is a tuple or dict with the sample of the same index from each dataset.
 
     Args:
         datasets: A list of datasets, or a dict of them by name.
 
     Raises:
-        ValueError: If the lengths differ.
+        ValueError: If the lengths differ, or there are no datasets.
 
     Examples:
         >>> data = lk.ZipDataset({"text": lk.RecordDataset("ab"), "label": lk.ArrayDataset(torch.arange(2))})
@@ -146,7 +146,7 @@ class ZipDataset(DeclaresDraws):
         return max(map(draws, self.datasets))
 
     def __getattr__(self, name: str) -> Any:
-        # Present only if all datasets have it.
+        # A method exists here only if all datasets have it.
         parts = self.__dict__.get("datasets", [])
         if name == "read_batch" and parts and all(map(reads_batches, parts)):
             return lambda indices: self._join([dataset.read_batch(indices) for dataset in parts])
@@ -164,11 +164,12 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
 
     Args:
         dataset: The whole dataset.
-        indices: (N,) integers; may repeat. A mask is refused. Or an Order, whose epoch 0 is taken, without a list.
+        indices: (N,) integers, which may repeat; a boolean mask is refused. Or an Order: its epoch 0, computed as it is
+            read.
 
     Raises:
         IndexError: If an index is not in the dataset.
-        ValueError: If the indices are a mask, floats, or more than one axis.
+        ValueError: If the indices are a mask or floats, or have more than one axis.
 
     Examples:
         >>> data = lk.SubsetDataset(lk.RecordDataset("abcd"), [3, 1])
@@ -197,7 +198,7 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
         return read_many(self.dataset, self._at(indices).tolist())
 
     def index_of(self, index: int) -> int:
-        """Return the index of a sample in the whole dataset."""
+        """Return the index in the whole dataset of a sample of this subset."""
         if not isinstance(self.indices, Order):
             return int(self.indices[index])
         check_index(self, index)
@@ -242,7 +243,7 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
 class MapDataset(DeclaresDraws, Generic[Sample]):
     """A dataset with a transform.
 
-    Random numbers that the transform draws depend on the sample alone.
+    In a Loader, random numbers that the transform draws do not depend on the batch size or the workers.
 
     Args:
         dataset: The raw samples.

@@ -1,4 +1,4 @@
-"""Errors that name the data at fault."""
+"""The error for shards that cannot be read."""
 
 
 class ShardError(ValueError):

@@ -1,4 +1,7 @@
-"""The shards at paths, globs and URLs: listed in the same order on every machine, and refused if they must not be read file by file."""
+"""Find the shards at paths, globs and URLs, in the same order on every machine.
+
+Refuse those that must not be read file by file.
+"""
 
 import glob
 import os
@@ -19,7 +22,7 @@ from loaderkit.files.urls import INDEX_SUFFIX, Urls, is_remote, read_in, relativ
 def expand(
     urls: Urls, suffixes: Sequence[str], storage: Storage | None = None, *, split: str | None = None
 ) -> list[str]:
-    """Return the shards at some URLs. As `find_shards`, without their versions."""
+    """Return the shards at some URLs, as `find_shards` does, but without their versions."""
     return list(find_shards(urls, suffixes, storage, split=split))
 
 
@@ -33,15 +36,15 @@ def find_shards(
 ) -> dict[str, Stat | None]:
     """Return the shards at some URLs, sorted within each URL, without hidden files and index files.
 
-    Remote shards have their versions where a listing gives them.
+    Each shard's value is its version (size and time or tag) if it is remote and was listed, else None.
 
     Args:
-        urls: A file, a folder (its files with one of the suffixes), a glob, a URL of any of these, or a list of them. Braces stand
-            for several: `a_{000..002}.tar`.
-        suffixes: Endings of the files of a folder, with the dot.
+        urls: A file, a folder (its files with one of the suffixes), a glob, a URL of any of these, or a list of them.
+            Braces are expanded: `a_{000..002}.tar`.
+        suffixes: Suffixes of the files to take from a folder, with the dot.
         storage: How to reach remote files.
-        split: Of folders that have splits (DatasetDict, Energon), the one to take.
-        left_out: Gets the keys of samples that the split leaves out, by shard.
+        split: The split to take, for folders that have splits (DatasetDict, Energon, MDS).
+        left_out: A dict to fill: for each shard, the keys of samples that the split leaves out.
 
     Raises:
         FileNotFoundError: If a URL matches nothing.
@@ -56,7 +59,7 @@ def find_shards(
         remote, marks = is_remote(url), list[str]()
         listed: Mapping[str, Stat | None]
         if remote and pattern and has_suffix(url, tuple(suffixes)) and not any(sign in url for sign in "*?["):
-            listed = {url: None}  # of many files a listing each would take long
+            listed = {url: None}  # one listing for each of many files would take long
         elif remote:
             listed = (storage or Storage()).find(url, suffixes, marks)
         else:
@@ -79,7 +82,10 @@ def find_shards(
 
 
 def _nothing_at(url: str, pattern: str, suffixes: Sequence[str]) -> Exception:
-    """Return the error of a URL that matches nothing; `pattern` is the one with braces that it comes from."""
+    """Return the error for a URL that matches nothing.
+
+    `pattern` is the text with braces that the URL was expanded from, or empty.
+    """
     remote, endings = is_remote(url), ", ".join(suffixes)
     if not remote and (what := describe(url)) is not None:
         return ShardError(f"{what} Wanted files that end in {endings}.")
@@ -99,7 +105,7 @@ def _refuse_twice(shards: Iterable[str]) -> None:
 
 
 def _names_of(given: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[str, str]]:
-    """Yield each URL, and the pattern of braces that it comes from; empty if there are none."""
+    """Yield each URL, and the pattern with braces that it was expanded from; "" if it was given without braces."""
     for item in given:
         url = os.fspath(item)
         url = url.removeprefix("file://") if url.startswith("file:///") else url
@@ -118,7 +124,7 @@ def _refuse_misread(
 
 
 def _refuse_foreign(shards: Iterable[str], suffixes: tuple[str, ...]) -> None:
-    """Raise a ShardError if the first local file without one of the suffixes is of a format that loaderkit does not read."""
+    """Raise a ShardError if the first shard without one of the suffixes is of a format that loaderkit does not read."""
     odd = next((shard for shard in shards if not has_suffix(shard, suffixes)), None)
     if odd is not None and (what := describe(odd)) is not None:
         raise ShardError(f"{what} Wanted files that end in {', '.join(suffixes)}.")
@@ -133,7 +139,10 @@ def _expand_local(url: str, suffixes: Sequence[str], marks: list[str]) -> list[s
 
 
 def _walk(root: str, suffixes: tuple[str, ...], marks: list[str]) -> list[str]:
-    """Return the files in a folder with one of the suffixes that are not hidden; add marks of other formats to `marks`."""
+    """Return the files with one of the suffixes in a folder, also in its subfolders, but no hidden ones.
+
+    Add marks of formats to `marks`.
+    """
     start = "" if root == "." else root.rstrip("/") + "/"
     found: list[str] = []
     for folder, _, names in os.walk(root):

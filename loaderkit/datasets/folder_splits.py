@@ -1,4 +1,4 @@
-"""The splits of folders that other tools prepared: which files belong to one, and which samples it leaves out."""
+"""Splits of folders that other tools prepared: which files belong to a split, and which of their samples do not."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,8 +14,8 @@ class FolderSplit(NamedTuple):
     """One split of a folder.
 
     Args:
-        shards: Its files, relative to the folder.
-        excluded: Keys of samples that do not belong to it, by file.
+        shards: The split's files, as paths relative to the folder.
+        excluded: For each file, the keys of its samples that do not belong to the split.
     """
 
     shards: list[str]
@@ -23,7 +23,7 @@ class FolderSplit(NamedTuple):
 
 
 def split_names(found: Found, read: Read) -> list[str]:
-    """Return the names of the splits that a folder of a format has; none if its format has no splits."""
+    """Return the names of a folder's splits; an empty list if its format has no splits."""
     if found.key == "dataset_dict" and isinstance(found.content, dict):
         return [str(name) for name in found.content["splits"]]
     if found.key == "energon":
@@ -35,14 +35,14 @@ def choose_split(folder: str, split: str, marks: Collection[str], names: Sequenc
     """Return one split of a folder.
 
     Args:
-        folder: The folder, for errors.
+        folder: The folder's path, for error messages.
         split: Name of the split.
         marks: What `find_marks` found in the folder.
-        names: The files of the format that are in the folder, relative to it.
+        names: The files in the folder that the dataset reads, as paths relative to the folder.
         read: Returns the content of a file by its relative path.
 
     Raises:
-        ShardError: If the folder has no splits, not this one, or lacks a file of it.
+        ShardError: If the folder has no splits or not this one, or a file of the split is missing.
     """
     if any(found.key == "mds" for found in formats_at({f"{split}/index.json"} & set(marks), read)):
         return FolderSplit([name for name in names if name.startswith(f"{split}/")], {})

@@ -23,7 +23,7 @@ _CLASSES = {
     "tfrecord": ("loaderkit.datasets.tfrecord.dataset", "TFRecordDataset"),
     "token": ("loaderkit.datasets.shards.tokens", "TokenDataset"),
 }
-_FOLDERS = {  # by the key of their signature
+_FOLDERS = {  # by key of `signatures.FORMATS`
     "lance": ("loaderkit.datasets.arrow.lance", "LanceDataset"),
     "lerobot": ("loaderkit.datasets.media.lerobot", "LeRobotDataset"),
     "zarr": ("loaderkit.datasets.chunked.zarr", "ZarrDataset"),
@@ -33,7 +33,10 @@ _ALIASES = {"tokens": "token", "arrow": "parquet", "feather": "parquet"}
 
 
 def format_named(name: str) -> type[ShardedDataset]:
-    """Return the dataset class of a format such as "jsonl", or of "module:Class"; raise a ValueError if it cannot be found."""
+    """Return the dataset class for a format name such as "jsonl" or "module:Class".
+
+    Raise a ValueError if it cannot be found.
+    """
     if ":" in name:
         return _own(name)
     formats = find_formats()
@@ -44,7 +47,11 @@ def format_named(name: str) -> type[ShardedDataset]:
 
 
 def formats_of(shard: str) -> dict[str, type[ShardedDataset]]:
-    """Return the dataset classes for a file by format name: those with the longest suffix of the file's name."""
+    """Return the dataset classes for a file, by format name: those with the longest suffix that fits its name.
+
+    Raises:
+        ValueError: If no format has the file's suffix.
+    """
     formats = find_formats()
     fits = {
         name: max((len(suffix) for suffix in kind.suffixes if has_suffix(shard, (suffix,))), default=0)
@@ -68,7 +75,10 @@ def format_of(shard: str) -> type[ShardedDataset]:
 
 
 def folder_format(folder: str) -> type | None:
-    """Return the dataset class of a local folder that is one dataset as a whole, such as a Zarr store or a Shar folder; None if it is not."""
+    """Return the dataset class for a local folder that is one dataset, such as a Zarr store or a Shar folder.
+
+    Return None for other folders.
+    """
     module, kind = _FOLDERS.get(format_of_folder(folder) or "", ("", ""))
     return getattr(importlib.import_module(module), kind) if module else None
 
@@ -80,7 +90,7 @@ def known_suffixes() -> list[str]:
 
 @functools.cache
 def find_formats() -> Mapping[str, type[ShardedDataset]]:
-    """Return the dataset classes by format name. None needs an optional package before it reads a file."""
+    """Return the dataset classes by format name. Importing them needs no optional package; reading a file may."""
     return {name: getattr(importlib.import_module(module), kind) for name, (module, kind) in _CLASSES.items()}
 
 

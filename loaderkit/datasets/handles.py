@@ -1,4 +1,4 @@
-"""Open files, databases and connections of a dataset: one per thread, neither pickled nor shared with a fork."""
+"""Open files, databases and connections of a dataset: one per thread, not pickled, not shared with forked processes."""
 
 import os
 import sys
@@ -15,11 +15,11 @@ P = ParamSpec("P")
 class Handle(Generic[T]):
     """A file, database or connection that each thread opens for itself.
 
-    It is opened at first use.
     Use it for what a dataset keeps open: `h5py.File`, `lmdb.open`, `zipfile.ZipFile`. Call the
-    handle to get the open object. It is not pickled to workers, and a forked worker or
-    another thread opens its own, as two readers would disturb each other's position.
-    It is closed when its thread ends, or when the Handle is freed.
+    handle to get the open object; the first call opens it. The object is not pickled to workers.
+    A forked worker or another thread opens its own, as two readers of one object would
+    disturb each other's position. The object is closed when its thread ends, or when the
+    Handle is freed.
 
     An lmdb environment is shared by all threads of a process, because lmdb refuses to open
     one twice. Let `open` return the environment itself.
@@ -61,7 +61,7 @@ class Handle(Generic[T]):
         return opened
 
     def close(self) -> None:
-        """Close what this thread has open, or the process's lmdb environment; the next call opens it again."""
+        """Close this thread's open object, or the process's lmdb environment; the next call opens it again."""
         own = self._opened.own
         if own.process == os.getpid():
             own.close()
@@ -78,7 +78,7 @@ class Handle(Generic[T]):
             if process in self._environments:  # another thread opened it meanwhile
                 return self._environments[process]
             for parent in list(self._environments):
-                # lmdb takes a fork for its parent and would refuse to open the environment again.
+                # In a forked process lmdb still has the parent's environment, and would refuse to open it again.
                 self._environments.pop(parent).close()
             opened = self._open(*self._args, **self._kwargs)
             environment = _lmdb("Environment")

@@ -16,16 +16,15 @@ if TYPE_CHECKING:
 class HFDataset(DeclaresDraws):
     """The rows of a `datasets.Dataset`, read many at a time.
 
-    They have the dataset's own format.
-    In the format of Python's values, the features' dtypes are kept: a number is one of numpy if Python has no such number
-    (float32, int8), and a list of numbers stacks to an array of its dtype. `lk.Loader` reads a `datasets.Dataset` by itself the
-    same way.
+    Rows have the format that was set by `set_format` or `with_format`. If none was set, values are Python objects that
+    keep their feature's dtype: a number is a numpy scalar if Python has no such number (float32, int8), and lists of
+    numbers stack to an array of that dtype. `lk.Loader` wraps a `datasets.Dataset` in an HFDataset by itself.
 
-    A function given to its `set_transform` or `with_transform` is called with one row at a time, under the seed of that row.
-    With several rows in a call, random numbers would depend on the batch.
+    A function given to the `set_transform` or `with_transform` of `dataset` is called with one row at a time, and draws
+    random numbers from that row's seed. With several rows in a call, random numbers would depend on the batch.
 
     Args:
-        dataset: A `datasets.Dataset`: one split.
+        dataset: A `datasets.Dataset`, which is one split.
         transform: Called with each row; its result replaces the row.
 
     Raises:
@@ -76,17 +75,20 @@ class HFDataset(DeclaresDraws):
         return super()._draws() if is_rows(self.dataset) and not self._calls_a_function() else Draws.ANYTHING
 
     def fingerprint(self) -> str:
-        """Return the library's own fingerprint, which covers the data and all operations on it."""
+        """Return the fingerprint by the `datasets` library, which covers the data and all operations on it.
+
+        Return "" if there is none.
+        """
         return str(getattr(self.dataset, "_fingerprint", ""))
 
     def _typed(self, rows: list[object]) -> list[object]:
-        """Return rows with the features' dtypes, if they are in the format of Python's values."""
+        """Return rows with the features' dtypes if no format was set; otherwise return them unchanged."""
         if self._rule is None or self._format() is not None:
             return rows
         return list(map(self._rule.convert, rows))
 
     def _calls_a_function(self) -> bool:
-        """Return whether the dataset applies a function of the user to its rows."""
+        """Return whether the dataset applies a function from `set_transform` or `with_transform` to its rows."""
         return self._format() == "custom"
 
     def _format(self) -> str | None:
@@ -95,7 +97,10 @@ class HFDataset(DeclaresDraws):
 
 
 def as_declared(dataset: "datasets.IterableDataset") -> Transform:
-    """Return what gives the samples of an iterable dataset the dtypes that its features declare, if it is the library's and knows them."""
+    """Return a function that gives an iterable dataset's samples the dtypes that its features declare.
+
+    It returns samples unchanged if no feature needs it, the features are not known, or the dataset is of a subclass.
+    """
     kind = type(dataset)
     is_stream = (kind.__module__, kind.__qualname__) == ("datasets.iterable_dataset", "IterableDataset")
     rule = rule_of(dataset.features) if is_stream and dataset.features is not None else None
@@ -107,26 +112,27 @@ def _as_it_is(sample: object) -> object:
 
 
 def is_rows(dataset: object) -> bool:
-    """Return whether a dataset is the library's own with an index, and not of a subclass."""
+    """Return whether a dataset is a `datasets.Dataset`, and not of a subclass."""
     kind = type(dataset)
     return (kind.__module__, kind.__qualname__) == ("datasets.arrow_dataset", "Dataset")
 
 
 def state_of_start(dataset: "datasets.IterableDataset") -> object:
-    """Return the state that sends an unread stateful dataset back to its start.
+    """Return the state from which a stateful dataset that this run has not read yet starts at the beginning.
 
-    The state of a `datasets.IterableDataset` tells where anyone read it last, but its iterators start at the beginning. A look
-    at one sample would move the start of the training. The dataset ignores states of other epochs, so the epoch becomes -1.
+    The state of a `datasets.IterableDataset` is where its latest iterator stands, while a new iterator starts at the
+    beginning. So if you looked at one sample before the training, its state would skip that sample. The dataset ignores
+    states of another epoch, so the state returned has epoch -1.
     """
     state = dataset.state_dict()
     return {**state, "epoch": -1} if is_theirs(dataset) and isinstance(state, dict) and "epoch" in state else state
 
 
 def restores_its_place(dataset: object) -> bool:
-    """Return whether a stateful dataset continues from its state with the next sample.
+    """Return whether a stateful dataset that loads a state continues with exactly the next sample.
 
-    The state of a shuffled `datasets.IterableDataset` lacks the samples in the shuffle buffer, and workers cannot load it. If
-    the library hides the parts of a dataset, the answer is no.
+    A shuffled `datasets.IterableDataset` does not: its state lacks the samples in the shuffle buffer, and workers
+    cannot load it. Return False also if the library's private attributes, which show a shuffle buffer, are not there.
     """
     if not is_theirs(dataset):
         return True
@@ -140,10 +146,10 @@ def restores_its_place(dataset: object) -> bool:
 
 
 def epoch_of(dataset: object) -> int | None:
-    """Return the epoch that a stream of the Hugging Face library is in; None for other datasets."""
+    """Return the current epoch of a stream of the Hugging Face `datasets` library; None for other datasets."""
     return int(dataset.epoch) if is_theirs(dataset) and hasattr(dataset, "epoch") else None
 
 
 def is_theirs(dataset: object) -> bool:
-    """Return whether a dataset is of the Hugging Face library."""
+    """Return whether a dataset's class is defined in the Hugging Face `datasets` library."""
     return type(dataset).__module__.partition(".")[0] == "datasets"

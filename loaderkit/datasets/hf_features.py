@@ -1,7 +1,7 @@
-"""The dtypes that the features of a Hugging Face dataset declare, given to its rows.
+"""Give the rows of a Hugging Face dataset the dtypes that its features declare.
 
-In its own format the library gives Python's numbers, which would become int64 and float64 in a batch, and lists, which the
-default collate would transpose.
+Without a set format, the library returns Python numbers, which would become int64 and float64 in a batch, and lists,
+which the default collate would transpose.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,13 +12,14 @@ import numpy as np
 from loaderkit.system.stack import CollateError, from_array, named, stack_field
 from loaderkit.system.types import Array, DType
 
-_PLAIN = (np.dtype(bool), np.dtype(np.int64), np.dtype(np.float64))  # what Python's own numbers become
+# Dtypes that Python's bool, int and float become in a batch.
+_PLAIN = (np.dtype(bool), np.dtype(np.int64), np.dtype(np.float64))
 
 
 class Numbers(list[object]):
-    """A list of numbers, or of lists of them, which stacks and converts to an array of its column's dtype.
+    """A list of numbers, or of lists of numbers, that collates and converts to an array of its column's dtype.
 
-    Everything else that lists do stays the same: code that joins lists, or looks for them, is not changed.
+    In all else it is a list, so code that joins lists or checks for them still works.
     """
 
     def __init__(self, values: Sequence[object], dtype: DType, name: str) -> None:
@@ -30,13 +31,13 @@ class Numbers(list[object]):
         return Numbers, (list(self), self.dtype, self.name)
 
     def __array__(self, dtype: DType | None = None, copy: bool | None = None) -> Array:
-        if _has_none(self):  # which numpy takes for NaN
+        if _has_none(self):  # numpy would turn None into NaN
             raise ValueError(f"field {self.name!r} has missing values, wanted numbers")
         return np.array(list(self), dtype=self.dtype).astype(self.dtype if dtype is None else dtype, copy=False)
 
     @staticmethod
     def collate(samples: Sequence[Any]) -> object:
-        """Stack rows as arrays (B, *)."""
+        """Stack rows to a batch (B, *); raise a CollateError for a missing value, or lists that form no array."""
         if (whole := _as_one(samples)) is not None:
             return from_array(whole)
         name, arrays = samples[0].name, []
@@ -56,25 +57,28 @@ class Numbers(list[object]):
 
 
 def _as_one(samples: Sequence[Any]) -> Array | None:
-    """Return rows as one array (B, *); None if a value may be missing or lengths differ, so that each row has to be looked at."""
+    """Return rows as one array (B, *).
+
+    Return None if a value may be missing or lengths differ: each row must then be checked.
+    """
     dtype = samples[0].dtype
-    if dtype.kind == "b" or any(type(sample) is not Numbers for sample in samples):  # numpy takes None for False
+    if dtype.kind == "b" or any(type(sample) is not Numbers for sample in samples):  # numpy would turn None into False
         return None
     try:
         whole = np.array([list(sample) for sample in samples], dtype=dtype)
     except (TypeError, ValueError, OverflowError):
         return None
-    return None if dtype.kind == "f" and np.isnan(whole).any() else whole  # it takes None for NaN, too
+    return None if dtype.kind == "f" and np.isnan(whole).any() else whole  # a NaN may have been None
 
 
 class Rule(Protocol):
-    """What gives a value the dtype of its column."""
+    """How to give values of a feature their dtype. `convert` returns values of an unexpected type unchanged."""
 
     def convert(self, value: object) -> object: ...
 
 
 class Scalar(NamedTuple):
-    """A number."""
+    """Rule for a number: make it a numpy scalar of this dtype."""
 
     dtype: DType
 
@@ -83,7 +87,7 @@ class Scalar(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """Lists of numbers, of any depth."""
+    """Rule for a list of numbers, nested to any depth: make it `Numbers`."""
 
     dtype: DType
     name: str
@@ -93,7 +97,7 @@ class Lists(NamedTuple):
 
 
 class Each(NamedTuple):
-    """A list of other values."""
+    """Rule for a list of other values: convert each by the rule `inner`."""
 
     inner: Rule
 
@@ -102,7 +106,7 @@ class Each(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """A row, or a struct in it."""
+    """Rule for a row, or a struct in a row: convert each named field by its rule."""
 
     fields: dict[str, Rule]
 
@@ -114,7 +118,10 @@ class Fields(NamedTuple):
 
 
 def rule_of(feature: object, name: str = "") -> Rule | None:
-    """Return what gives the values of a feature their dtype; None if Python's own values have it."""
+    """Return the rule that gives a feature's values their dtype.
+
+    Return None if they need no conversion. `name` is the column's, for errors.
+    """
     if isinstance(feature, Mapping):
         inner = {key: rule_of(part, f"{name}.{key}" if name else str(key)) for key, part in feature.items()}
         found = {key: rule for key, rule in inner.items() if rule is not None}
@@ -125,14 +132,17 @@ def rule_of(feature: object, name: str = "") -> Rule | None:
     element = _element(feature)
     if element is None:
         return None
-    if isinstance(element, Mapping) and type(feature).__name__ == "Sequence":  # such a struct has lists
+    if isinstance(element, Mapping) and type(feature).__name__ == "Sequence":  # whose values are dicts of lists
         return rule_of({key: [part] for key, part in element.items()}, name)
     rule = rule_of(element, name)
     return None if rule is None else Each(rule)
 
 
 def _numbers_of(feature: Any) -> tuple[DType | None, int]:
-    """Return the dtype of numbers, and the depth of the lists that they are in."""
+    """Return a numeric feature's dtype, and how deep its lists are nested (0 for a plain number).
+
+    (None, 0) for other features.
+    """
     depth = 0
     while (element := _element(feature)) is not None:
         feature, depth = element, depth + 1
@@ -141,14 +151,14 @@ def _numbers_of(feature: Any) -> tuple[DType | None, int]:
         return None, 0
     try:
         dtype = np.dtype(feature.dtype)
-    except TypeError:  # of Arrow alone, such as timestamp[s]
+    except TypeError:  # a type that only Arrow has, such as timestamp[s]
         return None, 0
     is_number = dtype.kind in "biuf"
     return (dtype, depth + (kind != "Value")) if is_number else (None, 0)
 
 
 def _element(feature: object) -> object:
-    """Return the feature of a list's elements; None if a feature is no list."""
+    """Return the feature of a list feature's elements; None if `feature` is not a list."""
     if isinstance(feature, list | tuple):
         return feature[0] if len(feature) == 1 else None
     return getattr(feature, "feature", None)

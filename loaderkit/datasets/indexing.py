@@ -1,4 +1,4 @@
-"""Index shards in parallel; a rerun skips shards with a fresh index."""
+"""Write the index files of shards in parallel; a rerun skips shards whose index is up to date."""
 
 import contextlib
 import dataclasses
@@ -59,21 +59,22 @@ def index_shards(
 ) -> int:
     """Write the index files of shards, and return the number of samples.
 
-    It runs in parallel, as `loaderkit index` does.
-    Shards with a fresh index are skipped. If a shard fails, the others are still indexed.
+    This is what the command `loaderkit index` does. Shards whose index is up to date are skipped, but counted. If a
+    shard fails, the others are still indexed.
 
     Args:
         urls: A path, folder, glob or URL, or a list of them.
-        format: A name such as "jsonl" or "tar", or "module:Class". By default the suffix decides.
+        format: A format's name such as "jsonl" or "tar", or "module:Class". By default a shard's suffix decides.
         index_dir: Folder for index files. None: LOADERKIT_INDEX_DIR, else ~/.cache/loaderkit/index.
         beside: Whether to write each local shard's index next to it too, as `NAME.lkindex`. Other tools that read all files
             of the folder then fail.
         folder_index: Whether to write one index of all shards of a folder next to the folder, also in a bucket:
-            `.NAME.loaderkit/folder.lkindex`. It travels with the shards, and a remote dataset opens with one or two requests
-            for it. It replaces index files that lie between local shards.
-        jobs: Processes that index.
-        executor: Indexes instead of processes: any `concurrent.futures.Executor`, such as Dask's `client.get_executor()`
-            or `RayExecutor()`. All its workers must see local shards and `index_dir` under the same path.
+            `.NAME.loaderkit/folder.lkindex`. It can be copied along with the shards, and opening a remote dataset takes
+            one or two requests for it. It replaces index files that lie between local shards.
+        jobs: Number of processes.
+        executor: Runs the work in place of local processes: any `concurrent.futures.Executor`, such as Dask's
+            `client.get_executor()` or `RayExecutor()`. All its workers must see local shards and `index_dir` under the
+            same path.
         storage: How to reach remote shards.
 
     Raises:
@@ -104,11 +105,13 @@ def index_shards(
 
 
 def write_folder_indexes(shards: Sequence[str], job: "IndexJob") -> list[str]:
-    """Write one index next to each folder of indexed shards, and remove those next to its shards. Return the paths and URLs.
+    """Write one index next to each folder of indexed shards, and remove the index files of its local shards.
+
+    Return the paths and URLs of the indexes written.
 
     Raises:
         OSError: If a folder cannot be written to.
-        ShardError: If a folder's present index is damaged.
+        ShardError: If a folder already has an index, and it is damaged.
     """
     by_folder: dict[str, list[str]] = {}
     for shard in shards:
@@ -118,26 +121,26 @@ def write_folder_indexes(shards: Sequence[str], job: "IndexJob") -> list[str]:
         known = {} if is_remote(folder) else read_folder_index(folder, job.storage)
         indexes = {name: entry for name, entry in known.items() if Path(folder, name).exists()}
         for shard in mine:
-            found = None if is_remote(shard) else stat(shard)  # has just been asked for
+            found = None if is_remote(shard) else stat(shard)  # a remote shard's version has just been checked
             index = _saved_index(shard, job, found)
             if index is not None and (found is None or index.fits(found)):
                 indexes[shard_name(shard)] = index
         old = [] if is_remote(folder) else _replaced(mine, job)
         written.append(replace_indexes(folder, indexes, old, job.storage))
-    return [place for place in written if place is not None]  # some formats need none
+    return [place for place in written if place is not None]  # some formats need no index
 
 
 def _replaced(shards: Sequence[str], job: "IndexJob") -> list[Path]:
-    """Return the index files that local shards need no more once their folder has an index."""
+    """Return the index files of local shards that are not needed once their folder has an index."""
     kept = [] if job.index_dir is not None else [index_path(shard, None) for shard in shards]
     return kept if job.beside else [*kept, *map(beside_path, shards)]
 
 
 @dataclass(frozen=True, slots=True)
 class IndexJob:
-    """What to do with each shard."""
+    """The settings for indexing shards, or for checking their indexes."""
 
-    format: str | None = None  # its name; None: decide by suffix
+    format: str | None = None  # the format's name; None: decide by suffix
     index_dir: str | None = None  # None: the user's folder of indexes
     options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the format's dataset
     check: bool = False  # only report each index's status
@@ -148,13 +151,13 @@ class IndexJob:
 
     @property
     def is_default(self) -> bool:
-        """Whether indexes near the shards count as well."""
+        """Whether indexes next to a shard or its folder count too, as they do if no index_dir was given."""
         return self.index_dir is None or self.names_default
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A shard's result."""
+    """The result of indexing or checking one shard."""
 
     status: str  # made, fresh, without (needs no index), missing, stale, damaged or failed
     count: int = 0  # samples
@@ -164,7 +167,10 @@ class Outcome:
 def index_each(
     shards: Sequence[str], job: IndexJob, *, jobs: int = 1, executor: Executor | None = None
 ) -> Generator[tuple[str, Outcome], None, None]:
-    """Index shards with a progress bar. Yield each with its outcome, in the order in which they finish."""
+    """Index shards with a progress bar, or check their indexes.
+
+    Yield each shard with its outcome, in the order in which they finish.
+    """
     remote = [shard for shard in shards if is_remote(shard)]
     if job.beside and remote:
         raise ValueError(f"{remote[0]}: is remote, wanted local shards for an index beside each. Write a folder index.")
@@ -186,7 +192,10 @@ def index_each(
 
 
 def _bucket_entries(shards: Sequence[str], storage: Storage) -> dict[str, ShardIndex | Exception]:
-    """Return what the indexes of remote folders have of shards. Each folder's is read once, here; its error is each shard's."""
+    """Return each remote shard's entry in the index of its folder, or the error if that index can't be read.
+
+    The index of each folder is read once. Shards without an entry are left out.
+    """
     by_folder: dict[str, dict[str, str]] = {}
     for shard in filter(is_remote, shards):
         by_folder.setdefault(folder_of(shard), {})[shard_name(shard)] = shard
@@ -202,7 +211,10 @@ def _bucket_entries(shards: Sequence[str], storage: Storage) -> dict[str, ShardI
 
 
 def _index_one(task: tuple[str, ShardIndex | Exception | None], job: IndexJob) -> Outcome:
-    """Index one shard, or check its index: its own, or that of its bucket's folder."""
+    """Index one shard, or check its index.
+
+    A task is a shard, and its entry in the index of its remote folder, if any.
+    """
     shard, entry = task
     kinds = [format_named(job.format)] if job.format else list(formats_of(shard).values())
     if not any(kind.keeps_index for kind in kinds):
@@ -225,10 +237,10 @@ def _make_index(shard: str, kind: type[ShardedDataset], job: IndexJob) -> Outcom
     storage: dict[str, Any] = {"storage": job.storage} if is_remote(shard) else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a changed shard is expected here
-        # Named, the folder must take the index, and what lies next to the shard does not count.
+        # If index_dir is named, the dataset writes its index there and ignores indexes next to the shard.
         folder = job.index_dir if fresh else os.fspath(job.index_dir or default_folder())
         dataset = kind(shard, index_dir=folder, **storage, **job.options)
-    if kind.keeps_index and not path.exists() and not fresh:  # the dataset has its folder's entry
+    if kind.keeps_index and not path.exists() and not fresh:  # the dataset took the entry in its folder's index
         index = dataset.proven_index(0) if is_remote(shard) else dataset.scanned_index(shard)
         save_index(shard, index, job.index_dir)
     if content:
@@ -246,7 +258,7 @@ def _check_index(
     found = stat(shard, job.storage)
     try:
         index = _saved_index(shard, job, found)
-        if index is None or not index.fits(found):  # the order of a dataset
+        if index is None or not index.fits(found):  # look in the same order as a dataset does
             other = _folder_entry(shard, job, entry, found)
             index = other if other is not None and (index is None or entry or other.fits(found)) else index
         if index is None:
@@ -269,7 +281,11 @@ def _check_index(
 
 
 def _saved_index(shard: str, job: IndexJob, found: Stat | None) -> ShardIndex | None:
-    """Return the index that a dataset takes: of the folder's and the one next to the shard the first that fits, else the first."""
+    """Return the index that a dataset takes; None if there is none.
+
+    Look in the folder of indexes, then next to the shard. Take the first index that fits the shard, else the first
+    found.
+    """
     paths = [index_path(shard, job.index_dir)]
     paths += [beside_path(shard)] if job.is_default and not is_remote(shard) else []
     first: ShardIndex | None = None
@@ -289,7 +305,10 @@ def _write_beside(shard: str, index: ShardIndex) -> None:
 
 
 def _folder_entry(shard: str, job: IndexJob, entry: ShardIndex | Exception | None, found: Stat) -> ShardIndex | None:
-    """Return what the index of a shard's folder has of it. That of a bucket's folder is `entry`."""
+    """Return a shard's entry in the index of its folder.
+
+    Return None if it has none. For a remote shard, `entry` is that entry, or an error to raise.
+    """
     if isinstance(entry, Exception):
         raise entry
     if entry is not None:
@@ -301,7 +320,7 @@ def _folder_entry(shard: str, job: IndexJob, entry: ShardIndex | Exception | Non
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return a value that changes if the file is replaced; None if there is no file."""
+    """Return a file's inode and time of change (ns), which differ if it is replaced; None if there is no file."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -310,7 +329,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _remove_damaged(folders: set[str]) -> None:
-    """Remove folders' index files that cannot be read: their shards are indexed again."""
+    """Remove the indexes of local folders that cannot be read, so that their shards are indexed again."""
     for folder in folders:
         try:
             for entry in read_folder_index(folder, Storage()).values():

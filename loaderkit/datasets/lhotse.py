@@ -1,4 +1,4 @@
-"""Cuts of lhotse as a dataset with an index."""
+"""The cuts of a lhotse CutSet as a map-style dataset."""
 
 import itertools
 import math
@@ -18,19 +18,19 @@ from loaderkit.system.digests import digest
 class CutDataset(DeclaresDraws):
     """The cuts of a lhotse CutSet, with their durations as lengths.
 
-    A plan by length takes the place of lhotse's bucketing samplers, with any number of ranks and workers and an exact resume.
-    `CutCollate` gives a batch of cuts to a lhotse dataset.
+    Use a plan by length, such as `TokenBudget`, in place of lhotse's bucketing samplers: it resumes exactly, with any
+    number of ranks and workers. `CutCollate` gives a batch of cuts to a lhotse dataset.
 
-    The cuts lie pickled in memory that workers share. A lazy CutSet is read once, in its order.
+    The cuts are pickled, in memory that workers share. A lazy CutSet is read once, in its order.
 
     Args:
         cuts: A `lhotse.CutSet`, or any iterable of cuts.
-        unit_s: Seconds of one unit of length. Durations are rounded up to it.
+        unit_s: The unit of lengths, in seconds. Durations are rounded up to whole units.
         transform: Called with each cut.
 
     Raises:
-        TypeError: If something in the CutSet is no cut.
-        ValueError: If two cuts have one id.
+        TypeError: If an element has no id, or no duration that is a finite number, at least 0.
+        ValueError: If two cuts have the same id, or unit_s is not above 0.
 
     Examples:
         >>> from types import SimpleNamespace as Cut
@@ -71,7 +71,7 @@ class CutDataset(DeclaresDraws):
         return cuts if self.transform is None else per_sample(self.transform, cuts)
 
     def lengths(self) -> Int64Array:
-        """Return the duration of each cut in units of `unit_s` (N,)."""
+        """Return the duration of each cut in units of `unit_s`, (N,) int64."""
         return self._lengths
 
     def fingerprint(self) -> str:
@@ -80,7 +80,7 @@ class CutDataset(DeclaresDraws):
 
 
 def _noting(cuts: Iterable[object], ids: list[str], lengths: list[int], unit_s: float) -> Iterator[object]:
-    """Yield cuts, and note their ids and lengths."""
+    """Yield cuts, and append each one's id and length (in units of `unit_s`) to `ids` and `lengths`."""
     for number, cut in enumerate(cuts):
         name, duration = getattr(cut, "id", None), getattr(cut, "duration", None)
         if name is None or not isinstance(duration, int | float) or not 0 <= duration < math.inf:

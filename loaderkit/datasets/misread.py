@@ -1,4 +1,4 @@
-"""Refuse folders whose files would be read without what their format says of them."""
+"""Refuse folders of another format whose files would be read wrongly one by one, such as the files of a Delta table."""
 
 import os
 import re
@@ -12,12 +12,12 @@ from loaderkit.files.signatures import FORMATS, Found, Read, find_marks, formats
 def refuse_misread(
     folder: str, marks: Sequence[str], shards: Sequence[str], suffixes: Sequence[str], read: Read
 ) -> None:
-    """Raise a ShardError if files of a folder can't be read without their format.
+    """Raise a ShardError if a folder is of a format whose files must not be read one by one.
 
     Args:
-        folder: The folder, for the error.
-        marks: What `find_marks` found in it.
-        shards: The files in it that would be read, relative to it.
+        folder: The folder's path, for the error.
+        marks: What `find_marks` found in the folder.
+        shards: The files that would be read, as paths relative to the folder.
         suffixes: Suffixes of the files that the dataset reads.
         read: Returns the content of a file by its relative path.
     """
@@ -44,12 +44,15 @@ def refuse_table(folders: Iterable[str]) -> None:
             if marks := find_marks(inside):
                 refuse_misread(place or ".", marks, ["any.parquet"], [".parquet"], local_reader(place or "."))
             upper, _, name = place.rpartition("/")
-            if "=" in name or name == "data":  # a partition, or where Iceberg has its files
+            if "=" in name or name == "data":  # a partition, or Iceberg's folder of data files: look one level up
                 place = upper
 
 
 def _parts(found: Found, shards: list[str], read: Read) -> str | None:
-    """Return what an error says of a folder's splits or fields; None if there are none that could be mixed."""
+    """Return the splits or fields of a folder, as a sentence for the error.
+
+    Return None if the files may be read, as there are no several splits or fields that they could mix.
+    """
     if found.key == "shar":
         matches = (re.fullmatch(r"([^/]+)\.\d+\.tar", name) for name in shards)
         fields = sorted({match[1] for match in matches if match})

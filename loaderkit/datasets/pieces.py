@@ -19,24 +19,26 @@ from loaderkit.system.containers import with_parts
 class PieceDataset(DeclaresDraws):
     """Documents cut into pieces of at most `length` tokens.
 
-    Each token is in exactly one piece.
-    A document that fits is one piece. The pieces of a longer one follow each other, and all but the last are full.
-    `PackPlan(too_long="split")` makes this dataset by itself. Make it yourself to give the pieces to another plan or order.
+    Each token is in exactly one piece. A document that fits is one piece. The pieces of a longer one follow each other,
+    and all but the last are full. `PackPlan(too_long="split")` makes such a dataset itself. Make one yourself to use
+    pieces with another plan or order.
 
-    A piece of a `DocumentDataset` without a transform reads only its own part of the file. Of other datasets it reads
-    the whole document.
+    To read a piece of a `DocumentDataset` without a transform, only that part of the file is read. For other datasets
+    the whole document is read.
 
     Args:
         dataset: Its samples are sequences (T, *), or dicts or tuples with sequences.
         length: The most tokens of a piece.
         lengths: Tokens of each document (N,). Default: what the dataset's `lengths()` returns.
-        fields: The fields with one value for each token, for dicts and namedtuples. They are cut, and the others stay whole.
-            The first part of a plain tuple is always cut, further parts if you give their positions.
+        fields: Of dicts and namedtuples, the fields with one value for each token. These are cut; the others stay
+            whole. In a plain tuple, the first of `fields` names its first part, and further parts are given by
+            position.
 
     Raises:
         TypeError: If there are no lengths.
-        ValueError: If a number is out of range, or there are not as many lengths as documents. On reading: if a document with pictures
-            (`"images"`) would be cut, as the cut could go through one.
+        ValueError: If a number is out of range, or there are not as many lengths as documents. On reading: if a
+            document has another length than given, or has pictures (`"images"`) and would be cut, as the cut could go
+            through a picture.
 
     Examples:
         >>> documents = [[1, 2, 3, 4, 5], [6]]
@@ -80,7 +82,7 @@ class PieceDataset(DeclaresDraws):
         index %= len(self)
         if reads_pieces(self.dataset):
             return self.__getitems__([index])[0]
-        # Not as a batch of one: inside another sample it would draw what the batch's first sample draws.
+        # Not as a batch of one: if another sample reads this piece, it would draw the batch's first sample's numbers.
         documents, starts = self._find(np.array([index]))
         return self._cut(self.dataset[int(documents[0])], int(documents[0]), int(starts[0]))
 
@@ -98,7 +100,7 @@ class PieceDataset(DeclaresDraws):
         raise AttributeError(name)
 
     def lengths(self) -> Int64Array:
-        """Return the tokens of each piece (P,)."""
+        """Return the number of tokens of each piece, (P,) int64."""
         return piece_lengths(self._lengths, self.length)
 
     def document(self, index: int) -> int:
@@ -117,7 +119,7 @@ class PieceDataset(DeclaresDraws):
         return self.dataset.read_pieces(documents, starts, starts + self.length)  # type: ignore[attr-defined]  # `reads_pieces` has asked
 
     def _find(self, pieces: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return for each piece (B,) its document, and its first token there."""
+        """Return for each piece the index of its document, and the position of its first token there, (B,) each."""
         documents = np.searchsorted(self._ends, pieces, side="right")
         before = np.where(documents > 0, self._ends[documents - 1], 0)
         return documents, (pieces - before) * self.length
@@ -151,7 +153,10 @@ class PieceDataset(DeclaresDraws):
 
 
 def check_can_be_cut(sample: object, name: str) -> None:
-    """Raise a ValueError for a document with pictures: a cut could go through one, and each piece would have all."""
+    """Raise a ValueError for a document with pictures.
+
+    A cut could go through a picture, and each piece would get all pictures.
+    """
     pictures = sample.get("images") if isinstance(sample, Mapping) else None
     if isinstance(pictures, list) and pictures:
         raise ValueError(

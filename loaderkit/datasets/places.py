@@ -1,4 +1,4 @@
-"""Where a dataset keeps a sample: the file, and the sample's number and first byte in it."""
+"""Where a sample is stored: the file, and the sample's number, first byte and name in the file."""
 
 from typing import NamedTuple
 
@@ -12,13 +12,13 @@ from loaderkit.system.overrides import own_attribute
 
 
 class Place(NamedTuple):
-    """Where a sample is kept.
+    """Where a sample is stored.
 
     Attributes:
         file: Path or URL.
-        row: The sample's number in the file; None if the file has only this one.
-        start: Its first byte, if the format has one.
-        key: Its name in the file, if the format has one.
+        row: The sample's number in the file; None if the file has only this sample.
+        start: The sample's first byte in the file; None if the format has none.
+        key: The sample's name in the file; None if the format has none.
     """
 
     file: str
@@ -34,10 +34,10 @@ class Place(NamedTuple):
 
 
 def place_of(dataset: object, index: int) -> Place | None:
-    """Return where a dataset keeps a sample, without reading it; None if it does not say.
+    """Return where a sample is stored, without reading it; None if the dataset cannot tell.
 
-    A dataset says it by a method `place(index)`. Subsets, maps, caches, concatenations and pieces pass the question
-    on; a ZipDataset asks its first part.
+    A dataset tells it by a method `place(index)`. For subsets, maps, caches, concatenations and pieces the dataset
+    inside is asked, and for a ZipDataset its first part.
     """
     place = own_attribute(dataset, "place")
     if callable(place):

@@ -11,11 +11,12 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.system.arrays import Int64Array, native
 from loaderkit.system.types import Array, DType
 
-Cut = tuple[Int64Array, Int64Array]  # for each of B sequences the first token to take, and the end (B,)
+# For each of B sequences, the first token to take, and the end (exclusive), from the sequence's start: (B,) each.
+Cut = tuple[Int64Array, Int64Array]
 
 
 class Ends(Protocol):
-    """Ends of sequences (N,): an int64 array, or what computes them when it is indexed."""
+    """The ends (N,) of N sequences: an int64 array, or an object that computes them when it is indexed."""
 
     def __len__(self) -> int: ...
 
@@ -23,7 +24,7 @@ class Ends(Protocol):
 
 
 class Ragged(NamedTuple):
-    """A batch of sequences of different lengths, end to end.
+    """A batch of sequences of different lengths, joined end to end.
 
     `torch.nested.nested_tensor_from_jagged(*ragged)` turns it into a nested tensor,
     and `values.split(offsets.diff().tolist())` into a list of sequences.
@@ -43,25 +44,34 @@ class Ragged(NamedTuple):
 
 
 class Spans:
-    """Sequences that follow each other in a contiguous array `flat` (T,); sequence i ends at `ends[i]` (N,). Both may be mapped."""
+    """N sequences that follow each other in a contiguous array `flat` (T,). Sequence i ends at `ends[i]`.
+
+    Both arrays may be memory-mapped. `name` is for errors.
+    """
 
     def __init__(self, flat: Array, ends: Ends, name: str) -> None:
         self._ends, self._name, self._size, self._dtype = ends, name, len(flat), flat.dtype
         self._content = flat.data if flat.size else memoryview(b"")
 
     def batch(self, rows: Int64Array, cut: Cut | None = None) -> Ragged:
-        """Return a copy of sequences (B,), or of a part of each; raise a ShardError if an end is out of range."""
+        """Return copies of sequences `rows` (B,), or of the part `cut` of each.
+
+        Raise a ShardError if an end is out of range.
+        """
         starts, ends = self._places(rows, cut)
         if len(rows) and (starts[1:] == ends[:-1]).all():  # neighbours: one copy takes half the time
             return _join([self._content[starts[0] : ends[-1]]], ends - starts, self._dtype)
         return _join(self._cut(starts, ends), ends - starts, self._dtype)
 
     def pieces(self, rows: Int64Array, cut: Cut | None = None) -> list[memoryview]:
-        """Return sequences (B,), or a part of each, without copying; raise a ShardError if an end is out of range."""
+        """Return sequences `rows` (B,), or the part `cut` of each, without copying.
+
+        Raise a ShardError if an end is out of range.
+        """
         return self._cut(*self._places(rows, cut))
 
     def sizes(self, rows: Int64Array) -> Int64Array:
-        """Return the lengths of sequences (B,); raise a ShardError if an end is out of range."""
+        """Return the lengths (B,) of sequences `rows` (B,), in tokens; raise a ShardError if an end is out of range."""
         starts, ends = self._places(rows, None)
         return ends - starts
 
@@ -85,9 +95,10 @@ class Spans:
 def join_parts(
     parts: Sequence[tuple[Spans, Int64Array, Int64Array]], size: int, dtype: DType, cut: Cut | None = None
 ) -> Ragged:
-    """Return a copy of `size` sequences, or of a part of each, as one batch.
+    """Return copies of `size` sequences from several arrays, or of the part `cut` of each, as one batch.
 
-    Each of `parts` is an array, places in the batch, and the sequences there.
+    Each of `parts` is an array of sequences, positions in the batch (P,), and the rows (P,) of the array for these
+    positions.
     """
     if len(parts) == 1:
         return parts[0][0].batch(parts[0][2], cut)

@@ -31,18 +31,18 @@ Part = TypeVar("Part", covariant=True, default=Any)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Split(Mapping[str, Part], Generic[Part]):
-    """The result of `split`: the parts of the data by their names.
+    """The result of `split`: a mapping from a side's name to its part.
 
-    It maps a side's name, such as "train", to its part.
-    A part is a `SubsetDataset`, or the indices (N,) int64 if keys were split. Which of them a type checker can't know; tell it by
-    an annotation: `parts: lk.Split[lk.SubsetDataset[Row]] = lk.split(rows, ...)`.
+    A side is "train", for example. Its part is a `SubsetDataset`, or indices (N,) int64 if keys were split. A type
+    checker can't know which of the two; tell it by an annotation:
+    `parts: lk.Split[lk.SubsetDataset[Row]] = lk.split(rows, ...)`.
 
     Args:
         sides: The sides' names, in order.
-        side_of: The number of each sample's side, (N,).
+        side_of: For each sample, the position of its side in `sides`, (N,) int64.
         sample_keys: Each sample's key, (N,) integers or strings.
-        groups: Each sample's group, (N,); the keys if there are no groups.
-        settings: The settings of the split.
+        groups: Each sample's group, (N,) integers or strings; the keys if there are no groups.
+        settings: The arguments "seed", "fractions", "fold" and "folds" of `split`.
         dataset: The dataset, if one was split.
 
     Examples:
@@ -107,7 +107,7 @@ class Split(Mapping[str, Part], Generic[Part]):
         write_atomically(Path(path), json.dumps(manifest).encode())
 
     def moved(self, manifest: str | Path) -> dict[object, tuple[str, str]]:
-        """Return the keys that are on another side in a manifest, each with the side there and the side here.
+        """Return the keys that a manifest has on another side, each with its sides (in the manifest, in this split).
 
         Raises:
             ValueError: If the file is not a manifest of this version, or has none of these keys.
@@ -118,7 +118,7 @@ class Split(Mapping[str, Part], Generic[Part]):
         return {key: (before[key], side) for key, side in now if before.get(key, side) != side}
 
     def leaks(self, values: By) -> dict[object, list[str]]:
-        """Return the values that occur on several sides, each with these sides.
+        """Return the values that occur on several sides, each with the names of these sides.
 
         Args:
             values: A value for each sample (N,) that must not be on two sides, such as a patient or a digest of the
@@ -145,22 +145,22 @@ def split(
 ) -> Split[Any]:
     """Split data by a hash of (seed, key).
 
-    It is the same on every rank and in every process, also after data is added.
-    Each sample falls on a side with the given probability, so a side's size varies by about its square root.
-    `stratify_by` makes the sizes exact to one sample in each stratum, by cutting the order of the hashes. Data that is added
-    may then move a few samples to another side; `keep` prevents that.
+    The split is the same on every rank and in every process. If data is added, samples stay on their sides. The hash
+    puts a sample on a side with the given probability, so a side's size varies by about its square root. `stratify_by`
+    makes the sizes exact to one sample in each stratum: each stratum's samples are sorted by hash, and cut by share.
+    Added data may then move a few samples to another side; `keep` prevents that.
 
     Args:
         data: A dataset, or a sequence or array of keys: one integer or string for each sample.
-        fractions: The share of each side, with a sum of 1. With `folds`: the shares of sides other than "train" and
-            "val", with a sum below 1.
+        fractions: The share of each side, by name; the sum is 1. With `folds`: the shares of sides other than "train"
+            and "val"; the sum is below 1.
         seed: Another seed gives another split.
         keys: A key for each sample of a dataset (N,), or a function from a sample to its key. The default is the index,
             which is right if data is only appended.
         group_by: A value for each sample, as `keys`. Samples with equal values, such as a patient, stay on one side.
         stratify_by: A value for each sample, as `keys`. Each side gets the same share of each value, such as a class. A
             group counts for the value that most of its samples have.
-        fold: The number of the part, below `folds`, that is "val"; the others are "train".
+        fold: The part that is "val", from 0 to `folds` - 1; the others are "train".
         folds: The number of parts for cross-validation.
         keep: A manifest from `Split.save`; the keys in it stay on their sides.
 
@@ -221,7 +221,7 @@ def load_manifest(path: str | Path) -> dict[object, str]:
 
 
 def _read_manifest(path: str | Path) -> tuple[dict[object, str], Mapping[str, object]]:
-    """Return the side of each key, and the split's settings."""
+    """Return the side of each key in a manifest, and the settings of its split."""
     content = read_regular(path)
     try:
         manifest = json.loads(content)
@@ -241,7 +241,7 @@ def _read_manifest(path: str | Path) -> tuple[dict[object, str], Mapping[str, ob
 def _sides(
     fractions: Mapping[str, float] | None, fold: int | None, folds: int | None
 ) -> tuple[tuple[str, ...], npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Return the sides, the points that cut [0, 1) into pieces, and the number of each piece's side."""
+    """Return the sides, the points (P - 1,) that cut [0, 1) into pieces, and the number of each piece's side (P,)."""
     if fractions is not None and not isinstance(fractions, Mapping):
         raise TypeError(
             f"split: fractions are {fractions!r}, wanted a share by side, such as {{'train': 0.8, 'val': 0.2}}."
@@ -272,7 +272,7 @@ def _sides(
 
 
 def _hash(names: Keys, seed: int) -> UInt64Array:
-    """Return a 64-bit hash (N,) of the seed and each name (N,)."""
+    """Return a 64-bit hash of the seed and each name: names (N,), hashes (N,) uint64."""
     if names.dtype.kind in "iub":
         return hash_positions(names.astype(np.int64), "split", seed)
     start = derive_seed("split", seed).to_bytes(8, "little")
@@ -284,11 +284,15 @@ def _hash(names: Keys, seed: int) -> UInt64Array:
 def _spread_in_strata(
     places: npt.NDArray[np.float64], members: npt.NDArray[np.int64], strata: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """Return places (G,) of groups in the same order, so that each stratum's samples are spread evenly over [0, 1)."""
+    """Return new places (G,) for groups, from 0 to 1, that spread the samples of each stratum evenly.
+
+    Within a stratum the groups keep the order of `places` (G,). `members` (N,) is the group of each sample, `strata`
+    (N,) its stratum. A group belongs to the stratum that most of its samples are in.
+    """
     width, sizes = int(strata.max()) + 1, np.bincount(members, minlength=len(places))
     pairs, counts = np.unique(members * width + strata, return_counts=True)
     group, each = np.divmod(pairs, width)
-    # Sort each group's largest stratum to the end; among equal ones, the first.
+    # Sort each group's largest stratum last; of equally large ones, the first one.
     largest = np.lexsort((-each, counts, group))
     stratum = each[largest][np.flatnonzero(np.diff(group[largest], append=-1))]
     order = np.lexsort((places, stratum))
@@ -298,7 +302,7 @@ def _spread_in_strata(
     starts = ends[first] - sizes[order][first]
     totals = np.diff(starts, append=ends[-1])
     spread = np.empty(len(places))
-    # The place of a group is that of its middle.
+    # The place of a group is its middle.
     spread[order] = (ends - starts[number] - sizes[order] / 2) / totals[number]
     return spread
 
@@ -310,7 +314,7 @@ def _whole(value: object, name: str) -> int:
 
 
 def _check_common(before: Mapping[object, str], keys: Keys) -> None:
-    """Check that a manifest has at least one of these keys; otherwise it belongs to other data."""
+    """Raise a ValueError if a manifest has keys, but none of these: it belongs to other data."""
     if before and not any(key in before for key in keys.tolist()):
         raise ValueError(
             f"split: the manifest has none of these keys: its first is {next(iter(before))!r}, here it is {keys[0].item()!r}. "
@@ -319,7 +323,7 @@ def _check_common(before: Mapping[object, str], keys: Keys) -> None:
 
 
 def _check_same_fold(saved: Mapping[str, object], settings: Mapping[str, object]) -> None:
-    """Refuse a manifest of another fold."""
+    """Raise a ValueError if a manifest is of another `fold` or number of `folds`."""
     if any(saved.get(name) != settings[name] for name in ("fold", "folds")):
         raise ValueError(
             f"split: the manifest is of fold {saved.get('fold')} of {saved.get('folds')}, this is {settings['fold']} of "
@@ -334,7 +338,11 @@ def _kept(
     sides: tuple[str, ...],
     before: Mapping[object, str],
 ) -> npt.NDArray[np.int64]:
-    """Return the sides (N,), with the groups of a manifest's keys on the manifest's sides."""
+    """Return the side of each sample (N,), where each group with a key in the manifest is on the manifest's side.
+
+    Raises:
+        ValueError: If the manifest has none of the keys, has a side that this split lacks, or has a group on two sides.
+    """
     _check_common(before, keys)
     unknown = sorted(set(before.values()) - set(sides))
     if unknown:
@@ -363,7 +371,7 @@ def _are_keys(data: object) -> bool:
 
 
 def _column(values: By, dataset: Any, size: int, name: str) -> Keys:
-    """Return a value for each sample (N,); `dataset` is None if there are only keys."""
+    """Return a value for each sample, (N,) integers, bools or strings; `dataset` is None if the data are keys."""
     if callable(values):
         if dataset is None:
             raise ValueError(

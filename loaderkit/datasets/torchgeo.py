@@ -1,4 +1,4 @@
-"""Chips of a map: a torchgeo dataset, which is asked by region, as a dataset with an index."""
+"""Chips of a map: a torchgeo dataset, whose samples are read by region, as a map-style dataset."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -19,25 +19,24 @@ _MOST = 1 << 24  # regions of a sampler without a length
 class GeoChips(DeclaresDraws):
     """The chips that a list of regions cuts from a torchgeo dataset.
 
-    They have an index, and their areas as lengths.
+    Chips are read by index, so they shuffle, split and resume like any data. The length of a chip is its area, so plans
+    by length work for chips of many sizes: `TokenBudget(chips.lengths(), max_tokens=1_000_000)` fills batches of a
+    million pixels.
 
-    Chips of one size shuffle, split and resume like any data. For chips of many sizes their areas are lengths, so plans by length
-    work: `TokenBudget(chips.lengths(), max_tokens=1_000_000)` fills batches of a million pixels.
-
-    A random sampler is drawn once, here. If each epoch must have other regions, give the sampler to the Loader:
-    `Loader(dataset, order=sampler)`.
+    The regions of a random sampler are drawn once, here. If each epoch must have other regions, give the sampler to the
+    Loader: `Loader(dataset, order=sampler)`.
 
     Args:
         dataset: A `torchgeo.datasets.GeoDataset`, or any object that gives a sample for a region.
         regions: Regions (N,), such as a `GridGeoSampler` or a list: slices (x, y) or (x, y, t) in units of the dataset's CRS, or
             a BoundingBox of an older torchgeo.
-        resolution: Size of a pixel (x, y) in these units. Default: the dataset's `res`.
+        resolution: Size of a pixel (x, y) in units of the CRS. Default: the dataset's `res`.
         transform: Called with each sample.
-        seed: Of a random sampler.
+        seed: Seed of a random sampler.
 
     Raises:
-        TypeError: If a region is neither.
-        ValueError: If a region has no area, or nothing tells the resolution.
+        TypeError: If a region is neither slices nor a BoundingBox.
+        ValueError: If a region has no area, or neither `resolution` nor the dataset gives a pixel size above 0.
 
     Examples:
         >>> class Map:
@@ -86,7 +85,7 @@ class GeoChips(DeclaresDraws):
         return self._regions.read_one(index % len(self))
 
     def lengths(self) -> Int64Array:
-        """Return the area of each chip in pixels (N,)."""
+        """Return the area of each chip in pixels, (N,) int64."""
         return self._areas
 
     def fingerprint(self) -> str:

@@ -1,4 +1,4 @@
-"""Datasets of other libraries that know their dtypes, and do not give them to their rows."""
+"""Wrap datasets of other libraries that declare dtypes but return rows without them."""
 
 from typing import Any
 
@@ -7,10 +7,16 @@ from loaderkit.datasets.hf import HFDataset, is_rows
 
 
 def typed(dataset: object) -> Any:
-    """Return a `datasets.Dataset` as what gives its rows their dtypes, and any other dataset as it is."""
+    """Return a `datasets.Dataset` as an `HFDataset`, whose rows have the declared dtypes.
+
+    Return any other dataset unchanged.
+    """
     return HFDataset(dataset) if is_rows(dataset) else dataset
 
 
 def as_typed_dataset(value: object, where: str, way_out: str = "") -> Any:
-    """Return a value as a dataset whose samples are read by position, and have their dtypes; see `as_dataset`."""
+    """Return a value as a dataset whose samples are read by position and have the declared dtypes.
+
+    See `as_dataset`, `typed`.
+    """
     return typed(as_dataset(value, where, way_out))

@@ -1,4 +1,4 @@
-"""Compressed content as a whole, by the codecs that other tools use."""
+"""Decompress whole contents of files, by the codecs that other tools use."""
 
 import bz2
 import zlib
@@ -7,18 +7,18 @@ from typing import Any
 from loaderkit.datasets.errors import ShardError
 
 _GZIP = 31  # zlib's window for gzip with its header
-_ARROW = {"br": "brotli", "snappy": "snappy", "zstd": "zstd"}  # pyarrow's names of the codecs that it has
+_ARROW = {"br": "brotli", "snappy": "snappy", "zstd": "zstd"}  # codecs that pyarrow has, with its names for them
 CODECS = ("bz2", "gz", *_ARROW)
 
 
 def unpack(codec: str, content: bytes | memoryview, size_bytes: int, where: str) -> bytes:
-    """Return what is in compressed content.
+    """Decompress bytes, and check the size of the result.
 
     Args:
         codec: One of `CODECS`.
         content: The compressed bytes.
-        size_bytes: How many bytes there must be in it.
-        where: The file, for errors.
+        size_bytes: The size that the decompressed bytes must have.
+        where: The file's path, for errors.
 
     Raises:
         ShardError: If the codec is not known, or the content is damaged or has another size.
@@ -34,7 +34,7 @@ def unpack(codec: str, content: bytes | memoryview, size_bytes: int, where: str)
         ) from error
     except MemoryError:  # not a fault of the file
         raise
-    except Exception as error:  # each codec has its own
+    except Exception as error:  # each codec raises errors of its own
         raise ShardError(
             f"{where}: can't be unpacked by {codec}, {type(error).__name__}: {error}. It is cut or damaged."
         ) from error
@@ -52,7 +52,7 @@ def _unpack(codec: str, content: bytes | memoryview, size_bytes: int) -> bytes:
         found: bytes = pa.decompress(content, size_bytes, _ARROW[codec], asbytes=True)
         return found
     unpacker: Any = zlib.decompressobj(_GZIP) if codec == "gz" else bz2.BZ2Decompressor()
-    found = unpacker.decompress(content, size_bytes + 1)  # no more than that, whatever the file says
+    found = unpacker.decompress(content, size_bytes + 1)  # at most one byte too many, however much the file holds
     if not unpacker.eof and len(found) <= size_bytes:
         raise ValueError("it ends too early")
     return found

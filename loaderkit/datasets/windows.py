@@ -35,8 +35,8 @@ class WindowDataset(DeclaresDraws):
         documents: A `DocumentDataset` without a transform, or a subset of one. Give each document an end token.
         length: Tokens in a window.
         stride: Tokens from one window to the next; `length` by default.
-        seed: Of the documents' order.
-        block: Documents that stay neighbours.
+        seed: Seed of the documents' order.
+        block: Number of neighbouring documents that stay together in a shuffle.
 
     Raises:
         TypeError: If parts of documents can't be read.
@@ -77,7 +77,7 @@ class WindowDataset(DeclaresDraws):
     def __len__(self) -> int:
         return (self._tokens - self.length) // self.stride + 1
 
-    def __iter__(self) -> Iterator[Any]:  # an index has no end, so Python can't find one
+    def __iter__(self) -> Iterator[Any]:  # Python's default would not end: any index has a window of some epoch
         return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, index: int) -> Array:
@@ -90,7 +90,7 @@ class WindowDataset(DeclaresDraws):
         return list(self.read_batch(as_rows(self, indices)).numpy())
 
     def read_batch(self, indices: Int64Array) -> Tensor:
-        """Return windows (B, length)."""
+        """Return windows (B, length) in the documents' dtype."""
         if indices.size and indices.min() < 0:
             raise IndexError(f"WindowDataset: index {indices.min()}, wanted at least 0.")
         epochs, windows = np.divmod(indices, len(self))
@@ -102,11 +102,11 @@ class WindowDataset(DeclaresDraws):
 
     @property
     def left_out(self) -> int:
-        """Number of tokens after an epoch's last window. Each epoch they are others."""
+        """Number of tokens that are after an epoch's last window. Which tokens these are differs between epochs."""
         return self._tokens - (len(self) - 1) * self.stride - self.length
 
     def epoch_order(self, seed: int) -> Order:
-        """Return the order of a Loader with shuffle=True."""
+        """Return the order that a Loader with shuffle=True uses."""
         return _EpochWindows(len(self), seed=seed)
 
     def fingerprint(self) -> str:
@@ -117,11 +117,14 @@ class WindowDataset(DeclaresDraws):
         return draws(self.documents)
 
     def _find_pieces(self, epoch: int, starts: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Return the pieces that make the windows which begin at `starts` (B,): documents, first tokens and ends (P,)."""
+        """Return the pieces of documents, in order, that make up the windows which begin at `starts` (B,).
+
+        Return for each piece its document, its first token in that document, and its end there, each (P,).
+        """
         order, ends = cached(self, epoch, lambda: self._shuffle_blocks(epoch))
         firsts = np.searchsorted(ends, starts, side="right")
         counts = np.searchsorted(ends, starts + self.length, side="left") - firsts + 1
-        # Each window, once for each block that it touches (W,); the arrays below are (W, documents of a block).
+        # Repeat each window for each block that it touches (W,). Arrays below are (W, D) for D documents of a block.
         starts = np.repeat(starts, counts)
         places = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))
         blocks, rows = np.unique(order[places], return_inverse=True)
@@ -134,16 +137,22 @@ class WindowDataset(DeclaresDraws):
         return documents[taken], (low - offsets)[taken], (high - offsets)[taken]
 
     def _shuffle_blocks(self, epoch: int) -> tuple[Int64Array, Int64Array]:
-        """Return the epoch's order of the blocks (B,), and where each ends in the joined tokens (B,)."""
+        """Return the epoch's order of the blocks (B,), and where each ends (B,), in tokens.
+
+        The ends are those of the blocks joined in that order.
+        """
         seed = derive_seed("blocks", self.seed)
         order = permutation(len(self._sums), seed, epoch)(np.arange(len(self._sums), dtype=np.int64))
         return order, np.cumsum(self._sums[order])
 
     def _arrange(self, epoch: int, blocks: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the epoch's order of the documents of blocks (K, D), and where they begin in their blocks (K, D + 1)."""
+        """Return the epoch's order of the documents (K, D) of blocks (K,), and where each begins (K, D + 1), in tokens.
+
+        Beginnings are counted from the start of the block, and the last one is the block's end.
+        """
         size, inside = len(self.documents), np.arange(self.block)
         documents = blocks[:, None] * self.block + inside
-        # Random words that carry their places in the lowest bits.
+        # Random words whose lowest bits are the documents' positions in the block, so that sorting shuffles them.
         mask = np.uint64((1 << (self.block - 1).bit_length()) - 1)
         words = hash_positions(documents, "documents", self.seed, epoch) & ~mask | inside.astype(np.uint64)
         words.sort(axis=1)
@@ -159,7 +168,7 @@ class WindowDataset(DeclaresDraws):
 
 @dataclass(frozen=True)
 class _EpochWindows(Shuffled):
-    """The windows of each epoch, shuffled; the indices say which epoch's they are."""
+    """The windows of each epoch, shuffled. Window w of epoch e has index e * length + w."""
 
     _epochs: dict[int, object] = field(default_factory=dict, init=False, repr=False, compare=False)
 

@@ -1,4 +1,4 @@
-"""Columns of decoded Arrow tables, gathered into batches with one copy."""
+"""Gather batches from the columns of decoded Arrow tables, with one copy."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Layout(NamedTuple):
-    """The form of a column in a batch.
+    """The form that a column has in a batch.
 
     Args:
         kind: "numbers" (B, *shape), "lists" (a Ragged) or "objects" (a list).
-        dtype: Dtype of the batch; None for objects.
-        shape: Shape of a row.
+        dtype: Dtype of the numbers, also of those in lists; None for objects.
+        shape: Shape of one row, for "numbers".
     """
 
     kind: str
@@ -32,7 +32,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(kind: "pa.DataType") -> Layout | None:
-    """Return the form that the default collate gives a column of this Arrow type; None if the values decide it."""
+    """Return the form that the default collate gives a column of this Arrow type; None if it depends on the values."""
     import pyarrow.types as kinds
 
     if (tensor := tensor_type(kind)) is not None:
@@ -51,7 +51,8 @@ class Column:
     def __init__(self, array: "pa.Array") -> None:
         self.layout = layout_of(array.type)
         self._array = array
-        self._nulls: npt.NDArray[np.bool_] | None = None  # a mask (N,) of rows that are null or have a null
+        # (N,) whether each row is null or contains a null; None if no row does.
+        self._nulls: npt.NDArray[np.bool_] | None = None
         if self.layout is None or self.layout.dtype is None:
             return
         if self.layout.kind == "lists":
@@ -60,7 +61,7 @@ class Column:
             self.spans = Spans(flat, self._ends, "the column")
         else:
             rows, self._nulls = to_filled(array)
-            self._rows = np.ascontiguousarray(rows)  # else each gather would copy all of it first
+            self._rows = np.ascontiguousarray(rows)  # else each gather would first copy the whole column
 
     def _flatten(self, array: "pa.Array", lengths: Int64Array) -> Array:
         flat, holes = to_filled(array.flatten())
@@ -72,7 +73,7 @@ class Column:
         return flat
 
     def check(self, name: str, rows: Int64Array) -> None:
-        """Raise a ValueError if one of the rows is null or has a null."""
+        """Raise a ValueError if one of the rows (B,) is null or contains a null."""
         if self._nulls is not None and self._nulls[rows].any():
             raise ValueError(
                 f"column {name!r} has a null among the rows of a batch, which a tensor cannot hold. Leave the column out "
@@ -80,20 +81,29 @@ class Column:
             )
 
     def take(self, rows: Int64Array) -> Array:
-        """Gather numbers (B, *)."""
+        """Return the numbers (B, *) of the given rows (B,)."""
         return np.take(self._rows, rows, axis=0)
 
     def objects(self, rows: Int64Array) -> list[object]:
-        """Return values (B,) as Python objects."""
+        """Return the values of the given rows (B,) as Python objects."""
         found: list[object] = self._array.take(rows).to_pylist()
         return found
 
 
-Part = tuple[Column, Int64Array, Int64Array]  # a column, positions in the batch, and the rows for them
+# A column, positions (P,) in the batch, and the column's rows (P,) for these positions.
+Part = tuple[Column, Int64Array, Int64Array]
 
 
 def make_batch(name: str, layout: Layout, parts: Sequence[Part], size: int) -> Tensor | Ragged | list[object]:
-    """Gather a batch of one column from its parts; raise a ValueError if a part has another type, or a row is null."""
+    """Gather a batch of one column from its parts.
+
+    `layout` is the column's form in the first shard, and `size` is the number of rows in the batch. If parts have
+    integers of several widths, or floats of several widths, the batch has the widest dtype.
+
+    Raises:
+        ValueError: If parts differ in form otherwise, or a row is null. Texts and bytes may be null in all rows of the
+            batch.
+    """
     if any(column.layout != layout for column, _, _ in parts):
         layout = _joint_layout(name, layout, parts)
     if layout.dtype is None:
@@ -111,7 +121,11 @@ def make_batch(name: str, layout: Layout, parts: Sequence[Part], size: int) -> T
 
 
 def _joint_layout(name: str, layout: Layout, parts: Sequence[Part]) -> Layout:
-    """Return the form of a batch from shards of different types: the wider number, as the default collate has it."""
+    """Return the form of a batch whose parts differ in form: the widest dtype of their numbers.
+
+    Raises:
+        ValueError: If a part is not a number for each row, or the numbers are of several kinds, such as int and float.
+    """
     found = [column.layout for column, _, _ in parts]
     numbers = [one.dtype for one in found if one is not None and one.dtype is not None and one[::2] == ("numbers", ())]
     if len(numbers) == len(found) and (wider := wider_number(*numbers)) is not None:

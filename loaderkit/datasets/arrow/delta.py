@@ -1,4 +1,4 @@
-"""Delta tables: the rows of one version, from the files that its log lists."""
+"""Delta tables: the rows of one version, from the files that the table's log lists."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,14 +17,14 @@ _CHECKPOINT = "Or write the rows to a folder of their own and open that with lk.
 class DeltaDataset(ParquetDataset):
     """The rows of one version of a Delta table, as `ParquetDataset` gives them.
 
-    The table's log says which files belong to the version, and the values of partition columns. A column that was added later is
-    None in older files. The files are read in the order of their names. The version is part of the fingerprint, so a checkpoint
-    does not resume on another one.
+    The table's log says which files belong to the version, and which values partition columns have. A column that was
+    added later is None in rows of older files. Files are read in the order of their names. The version is part of the
+    fingerprint, so a run cannot resume on another version.
 
     Args:
         table: Path or URL of the table's folder.
-        version: Version of the table; by default the newest one now. To resume after the table has changed, give the version
-            that `dataset.version` was.
+        version: Version of the table; by default the newest when the dataset is created. To resume after the table has
+            changed, give the `dataset.version` of the first run.
         columns: Columns to read; by default all of the table.
         transform: Called with each row; its result replaces the row.
         ragged: As for `ParquetDataset`.
@@ -38,8 +38,8 @@ class DeltaDataset(ParquetDataset):
         version: The version that is read.
 
     Raises:
-        ShardError: If there is no such table or version, or it has no rows. Also if it uses deletion vectors or column mapping, whose
-            files must not be read as they are.
+        ShardError: If there is no such table or version, or it has no rows. Also if it uses deletion vectors or column
+            mapping: the rows of its files are then not those of the table.
         ImportError: If deltalake is not installed.
 
     Examples:
@@ -76,18 +76,21 @@ class DeltaDataset(ParquetDataset):
         )
 
     def constants(self, shard: str) -> Mapping[str, object]:
-        """Return a file's partition columns, and nulls for the columns that it may lack."""
+        """Return a file's values of partition columns, and nulls for all other columns of the table.
+
+        They are used for the columns that the file lacks.
+        """
         return self._constants[shard]
 
     def fingerprint(self) -> str:
-        """Return the version, the files, their sizes and the columns."""
+        """Return a text of the version, the files, their sizes and the columns."""
         return f"delta version {self.version} {super().fingerprint()}"
 
 
 def _read_log(
     table: str, version: int | None, options: dict[str, str]
 ) -> tuple[int, list[str], dict[str, dict[str, object]]]:
-    """Return the version, the table's columns, and for each file the values of columns that it may lack."""
+    """Return the version, the table's columns, and for each file the values of columns that the file may lack."""
     try:
         import pyarrow as pa
         from deltalake import DeltaTable
@@ -112,7 +115,7 @@ def _read_log(
 
 
 def _refuse_features(table: str, log: Any) -> None:
-    """Raise a ShardError if the rows of the table's files are not the rows of the table."""
+    """Raise a ShardError if the table uses column mapping, or has rows that deletion vectors mark as deleted."""
     features = log.protocol().reader_features or []
     mapping = log.metadata().configuration.get("delta.columnMapping.mode", "none")
     if mapping != "none":
@@ -145,7 +148,7 @@ def _errors_named(table: str, version: int | None) -> Iterator[None]:
 
 
 def _join(table: str, path: str) -> str:
-    """Return the place of a file that the log names: relative to the table, or of its own."""
+    """Return the path or URL of a file. The log names it by path or URL, or relative to the table."""
     if "://" in path or path.startswith("/"):
         return path.removeprefix("file://")
     return f"{table.rstrip('/')}/{path}"

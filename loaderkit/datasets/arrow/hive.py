@@ -1,4 +1,4 @@
-"""Columns in the names of folders: `date=2024-01-01/part-0.parquet`."""
+"""Read columns from folder names, as Hive writes them: `date=2024-01-01/part-0.parquet`."""
 
 from urllib.parse import unquote
 
@@ -6,9 +6,10 @@ NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 def hive_columns(shard: str) -> dict[str, str | None]:
-    """Return what the folders directly above a file, as far as their names are `key=value`, say of its rows.
+    """Return the columns that a file's rows have by the `key=value` names of the folders directly above the file.
 
-    Values are texts, as '01' need not be a number. Signs that a file name can't have are escaped as in a URL.
+    The innermost folder without such a name ends the search. Values are texts, as '01' need not be a number, or None.
+    URL escapes (%XX) are decoded.
     """
     found: dict[str, str | None] = {}
     for folder in reversed(shard.split("/")[:-1]):
@@ -20,8 +21,8 @@ def hive_columns(shard: str) -> dict[str, str | None]:
 
 
 def hive_constants(shard: str) -> dict[str, object]:
-    """Return `hive_columns` as Arrow's scalars."""
-    if "=" not in shard:  # most, in less time
+    """Return `hive_columns` with values as Arrow string scalars."""
+    if "=" not in shard:  # most files; pyarrow is then not imported
         return {}
     import pyarrow as pa
 

@@ -1,4 +1,4 @@
-"""Lance datasets: the rows of one version, taken by number."""
+"""Lance datasets: the rows of one version, read by row number."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 class LanceDataset(DeclaresDraws):
     """The rows of one version of a Lance dataset, as `ParquetDataset` gives rows.
 
-    An update or a delete moves the rows after it, so row 3 of another version is another row. The version is part of the fingerprint, and
-    a checkpoint does not resume on another one. The rows of a blob column are its bytes.
+    An update or a delete changes the numbers of later rows, so row 3 of another version may be another row. The version
+    is part of the fingerprint, so a run cannot resume on another version. A value of a blob column is its bytes.
 
-    With `shuffle=True` a Loader's shards are the fragments. The rows of a batch are taken in one sorted request. Lance does not live through a
-    fork, so a Loader starts the workers by "spawn".
+    With `shuffle=True` a Loader's shards are the fragments. The rows of a batch are read in one sorted request. Lance
+    does not work in a forked process, so a Loader starts its workers by "spawn".
 
     Args:
         uri: Path or URL of the dataset.
-        version: Version to read; by default the newest one now. To resume after the data has changed, give the version that
-            `dataset.version` was, and keep it from `cleanup_old_versions`.
+        version: Version to read; by default the newest when the dataset is created. To resume after the data has
+            changed, give the `dataset.version` of the first run, which `cleanup_old_versions` must not have removed.
         columns: Columns to read; by default all.
         transform: Called with each row; its result replaces the row.
         storage_options: How Lance reaches an object store, such as `{"aws_region": ...}`.
@@ -78,7 +78,7 @@ class LanceDataset(DeclaresDraws):
         self._blobs = [field.name for field in fields if _is_blob(field)]
         self._layouts = {field.name: layout_of(field.type) for field in fields if field.name not in self._blobs}
         if self._blobs or any(one is None or one.kind == "lists" for one in self._layouts.values()):
-            self.read_batch = None  # type: ignore[assignment, method-assign]  # a batch reader then collates rows
+            self.read_batch = None  # type: ignore[assignment, method-assign]  # the Loader then reads and collates rows
         self._handle = Handle(_open, self.uri, self.version, options)
 
     def __len__(self) -> int:
@@ -98,7 +98,8 @@ class LanceDataset(DeclaresDraws):
 
         Raises:
             ShardError: If the data is damaged.
-            ValueError: If a row has a null where a tensor cannot.
+            ValueError: If a row is null in a column of numbers, or texts or bytes are null in some rows of the batch
+                only.
         """
         found, rows = self._take(check_indices(self, indices))
         places = np.arange(len(rows))
@@ -114,12 +115,12 @@ class LanceDataset(DeclaresDraws):
         return self._fragments
 
     def place(self, index: int) -> Place:
-        """Return where a row is: its number in this version."""
+        """Return where a row is stored: the dataset and version, and the row's number there."""
         check_index(self, index)
         return Place(f"{self.uri} version {self.version}", index % len(self))
 
     def fingerprint(self) -> str:
-        """Return the name, the version, the fragments' sizes and the columns."""
+        """Return a text of the dataset's name, the version, the fragments' sizes and the columns."""
         name = os.path.basename(self.uri.rstrip("/"))  # noqa: PTH119 - also a URL's
         return f"lance-1 {name} version {self.version} {digest(self._fragments, repr(self.columns))}"
 
@@ -132,7 +133,10 @@ class LanceDataset(DeclaresDraws):
         return [dict(once[row]) for row in rows.tolist()]
 
     def _take(self, indices: Int64Array) -> "tuple[dict[str, pa.Array | list[bytes]], Int64Array]":
-        """Return each column of the rows at `indices` (B,), each row once: Arrow arrays, lists of blobs; and which of them each is (B,)."""
+        """Return the columns of the distinct rows in `indices` (B,), and the position of each index's row in them (B,).
+
+        A column is an Arrow array (U,), or a list of U blobs, for U distinct rows in ascending order.
+        """
         once, rows = np.unique(indices, return_inverse=True)
         data, wanted = self._handle(), once.tolist()
         found: dict[str, pa.Array | list[bytes]] = {}
@@ -156,7 +160,7 @@ def _open(uri: str, version: int | None, options: dict[str, str] | None) -> "lan
 
 
 def _is_blob(field: "pa.Field") -> bool:
-    """Return whether a column's bytes lie apart; a plain read of it gives their places."""
+    """Return whether a column is of blobs: stored apart, so that a plain read gives positions, not bytes."""
     old = (field.metadata or {}).get(b"lance-encoding:blob") == b"true"
     return old or str(getattr(field.type, "extension_name", "")).startswith("lance.blob")
 

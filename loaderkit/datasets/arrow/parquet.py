@@ -25,21 +25,21 @@ from loaderkit.system.per_thread import PerThread
 class ParquetDataset(ShardedDataset[GroupedTable]):
     """The rows of Parquet, Arrow IPC (file and stream) and Feather files as dicts.
 
-    Rows and batches have the dtype and shape of each column: a number is one of numpy if Python has no such number (float32, int8),
-    and a list of numbers is an array, a copy. So are fixed shape tensors (`arrow.fixed_shape_tensor`) and lists of lists of one
-    length; of different lengths they are a list of arrays. Other values are those of pyarrow's `to_pylist`, and the
-    values in a VARIANT column.
+    Rows and batches have the dtype and shape of each column. A number is a numpy scalar if Python has no such number
+    (float32, int8). A list of numbers is an array, which is a copy, and so is a fixed shape tensor
+    (`arrow.fixed_shape_tensor`). Lists of lists of numbers are an array if the inner lists have one length, else a list
+    of arrays. A value of a VARIANT column is decoded. Other values are those of pyarrow's `to_pylist`.
 
-    A null is None, and a list with a null inside stays a list. A default batch with a null among numbers or arrays is an error that
-    names the column, as a tensor cannot hold it.
+    A null is None, and a list with a null inside stays a list. A null among numbers or arrays in a default batch raises
+    an error that names the column, as a tensor cannot hold a null.
 
-    All files must have the same columns, with types whose values fit together: integers of any width, floats of any width. The first
-    opening compares them, and so does the first use of a file. Folders named `key=value` directly above a file add a column `key`
-    with the text `value`, unless the file has that column.
+    All files must have the same columns, with types whose values can be in one batch, such as integers of any width, or
+    floats of any width. Types are compared when files are indexed, and again when a file is opened. Folders named
+    `key=value` directly above a file add a column `key` with the text `value`, unless the file has that column.
 
-    Each thread keeps the last `cached_groups` decoded row groups. Shuffle with `lk.ShardOrder`, and write row groups that
-    fit into memory many times. Default batches are gathered column by column if the types allow it: numbers, text, bytes, arrays
-    of one shape. That is many times faster than gathering rows.
+    Each thread keeps the last `cached_groups` decoded row groups. Shuffle with `lk.ShardOrder`, and write row groups so
+    small that many fit into memory. Default batches are gathered column by column if all types allow it: numbers, text,
+    bytes, arrays of one shape. That is many times faster than gathering rows.
 
     Args:
         urls: A path, folder, glob or URL, or a list of them.
@@ -52,9 +52,9 @@ class ParquetDataset(ShardedDataset[GroupedTable]):
         storage: How to reach remote files, and where to keep copies.
         cached_groups: Number of decoded row groups that each reading thread keeps, for all files together. A ShardOrder
             reads from lanes x (1 + window / rows in a group) of them.
-        split: Of a folder that `DatasetDict.save_to_disk` wrote, the split to read.
-        decryption: For encrypted Parquet: a function that returns pyarrow's `FileDecryptionProperties`, called for each file that is
-            opened. Workers that are not forked get it pickled.
+        split: The split to read from a folder that `DatasetDict.save_to_disk` wrote.
+        decryption: For encrypted Parquet: a function that returns pyarrow's `FileDecryptionProperties`. It is called
+            for each file that is opened, and pickled to workers that are not forked.
 
     Raises:
         FileNotFoundError: If there are no shards.
@@ -100,14 +100,17 @@ class ParquetDataset(ShardedDataset[GroupedTable]):
         self._groups = PerThread(Groups, cached_groups)
         kinds = {layout.kind if layout else "" for layout in self._layouts.values()}
         if "" in kinds or ("lists" in kinds and not ragged):
-            self.read_batch = None  # type: ignore[assignment, method-assign]  # a batch reader then collates rows
+            self.read_batch = None  # type: ignore[assignment, method-assign]  # the Loader then reads and collates rows
 
     def constants(self, shard: str) -> Mapping[str, object]:
-        """Return the columns that all rows of a file have in common and the file may lack, as Arrow's scalars."""
+        """Return columns that have one value in all rows of a file, as Arrow scalars.
+
+        A column in the file itself takes precedence.
+        """
         return hive_constants(shard)
 
     def _index_all(self) -> list[ShardIndex]:
-        """Index the files, after the first one has said which columns the others must have."""
+        """Read the columns that all files must have from the first file, and index the files."""
         with closing(self._table(self.shards[0], Groups(1), head=True)) as first:
             if self._given is not None:
                 first.choose(self._given)
@@ -142,7 +145,7 @@ class ParquetDataset(ShardedDataset[GroupedTable]):
         try:
             if index.offsets is None or np.cumsum(table.group_sizes()).tolist() != index.offsets.tolist():
                 raise ShardError(f"{shard}: its row groups changed while it was in use. Create the dataset again.")
-            self._check(table)  # its index may have been made without this dataset
+            self._check(table)  # the index may have been written without this check
             table.choose(self.columns)
         except BaseException:
             table.close()
@@ -161,7 +164,8 @@ class ParquetDataset(ShardedDataset[GroupedTable]):
 
         Raises:
             ShardError: If a shard is damaged.
-            ValueError: If a column has another type than in the first shard, or a row is null.
+            ValueError: If shards have types that can't be in one batch, a row is null in a column of numbers or lists,
+                or texts or bytes are null in some rows of the batch only.
         """
         parts: list[tuple[dict[str, Column], Int64Array, Int64Array]] = []
         for part, places, rows in self.to_read(indices):
@@ -177,7 +181,7 @@ class ParquetDataset(ShardedDataset[GroupedTable]):
         }
 
     def fingerprint(self) -> str:
-        """Return the shards, their sizes and the columns, with the values of those that the files lack."""
+        """Return a text of the shards, their sizes and the columns, with the values of columns that the files lack."""
         found = f"{self.columns} {super().fingerprint()}"
         if not self._added:
             return found
@@ -186,7 +190,10 @@ class ParquetDataset(ShardedDataset[GroupedTable]):
 
 
 def _by_group(rows: Int64Array, index: ShardIndex) -> Iterator[tuple[int, Int64Array, Int64Array]]:
-    """Split a shard's rows (B,) by row group: yield its number, positions in the batch, and rows in the group."""
+    """Split a shard's rows (B,) by row group.
+
+    Yield each group's number, the positions of its rows in `rows` (P,), and their numbers in the group (P,).
+    """
     ends = np.empty(0, dtype=np.int64) if index.offsets is None else index.offsets
     for group, places in group_places(np.searchsorted(ends, rows, side="right")):
         yield group, places, rows[places] - (int(ends[group - 1]) if group else 0)

@@ -1,4 +1,4 @@
-"""Files of row groups, which pyarrow decodes one at a time; each thread keeps some groups of all its files."""
+"""Read files of row groups, which pyarrow decodes one at a time. Each thread keeps the groups that it decoded last."""
 
 import io
 import mmap
@@ -24,7 +24,7 @@ Decryption = Callable[[], object]  # returns pyarrow's FileDecryptionProperties
 
 
 class Groups:
-    """The row groups that a thread decoded last, of all its files."""
+    """A cache of up to `most` row groups: those that a thread used last, of all its files together."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -58,7 +58,10 @@ class _Group:
 
 
 class GroupedTable:
-    """An open file and its row groups (record batches in Arrow files)."""
+    """An open file, read by row group (in Arrow files: by record batch).
+
+    `constants` are columns to add, with one value for all rows; a column in the file takes precedence.
+    """
 
     def __init__(
         self,
@@ -80,13 +83,13 @@ class GroupedTable:
                 self._variants = (
                     variant_columns(self._file.schema) if hasattr(self._file, "schema_arrow") else frozenset()
                 )
-                # Files may have typed values of other types next to the same column of any values.
+                # One type for VARIANT columns: files may store (shred) their values in different types.
                 for name, kind in (self._views | dict.fromkeys(self._variants, _any_value())).items():
                     place = schema.get_field_index(name)
                     schema = schema.set(place, schema.field(place).with_type(kind))
                 self.schema = schema
                 found = list(self.schema.names)
-            # Of the columns that the file lacks; its own ones count.
+            # Only for columns that the file lacks.
             self.constants = {name: one for name, one in (constants or {}).items() if name not in found}
             for name, value in self.constants.items():
                 self.schema = self.schema.append(_field(name, value))
@@ -104,7 +107,7 @@ class GroupedTable:
             self._source.close()
 
     def choose(self, columns: list[str]) -> None:
-        """Read these columns alone; raise a ShardError if the file lacks one."""
+        """Read only these columns from now on; raise a ShardError if the file lacks one."""
         if not set(columns) <= set(self.columns):
             raise ShardError(f"{self.shard}: has the columns {self.columns}, wanted {columns}.")
         self.columns = columns
@@ -145,12 +148,12 @@ class GroupedTable:
             for name, value in self.constants.items():
                 table = table.append_column(_field(name, value), pa.repeat(value, table.num_rows))
             table = table.select(self.columns).combine_chunks()
-            table.validate(full=True)  # Arrow does not compare a file's own numbers by itself
+            table.validate(full=True)  # Arrow does not check a file's offsets by itself
             return _Group(table)
 
 
 def _plain_types(schema: "pa.Schema") -> "dict[str, pa.DataType]":
-    """Return the types to read columns of views as, by name: pyarrow can't gather views."""
+    """Return the plain type (string or binary) to cast each column of views to, by name: pyarrow can't gather views."""
     import pyarrow as pa
     from pyarrow.types import is_binary_view, is_string_view
 
@@ -162,7 +165,7 @@ def _plain_types(schema: "pa.Schema") -> "dict[str, pa.DataType]":
 
 
 def _any_value() -> "pa.DataType":
-    """Return the type that stands for a column of VARIANT."""
+    """Return the Arrow type that stands for a VARIANT column in schemas."""
     import pyarrow as pa
 
     return pa.struct([("metadata", pa.binary()), ("value", pa.binary())])
@@ -173,7 +176,7 @@ def _cast(column: "pa.ChunkedArray", kind: "pa.DataType") -> "pa.ChunkedArray":
 
     try:
         return column.cast(kind)
-    except pa.ArrowNotImplementedError:  # older versions
+    except pa.ArrowNotImplementedError:  # older versions of pyarrow
         return pa.chunked_array([pa.array(column.to_pylist(), kind)])
 
 
@@ -184,7 +187,7 @@ def _field(name: str, value: "pa.Scalar") -> "pa.Field":
 
 
 class _Batches:
-    """An Arrow stream, read completely: it has no footer with the places of its batches."""
+    """An Arrow stream, read completely, as it has no footer with the positions of its batches."""
 
     def __init__(self, reader: "pa.RecordBatchReader") -> None:
         self.schema = reader.schema
@@ -218,7 +221,7 @@ def _open(shard: str, file: BinaryIO, decryption: Decryption | None) -> tuple[ob
         )
     source = _source(shard, file, mapped=not parquet)
     try:
-        # No threads of pyarrow: workers already run in parallel.
+        # Without pyarrow's threads: workers already run in parallel.
         if parquet:
             properties = None if decryption is None else decryption()
             settings = {"pre_buffer": False, "page_checksum_verification": True, "decryption_properties": properties}
@@ -233,14 +236,14 @@ def _open(shard: str, file: BinaryIO, decryption: Decryption | None) -> tuple[ob
 
 
 def _source(shard: str, file: BinaryIO, *, mapped: bool) -> Any:
-    """Return pyarrow's source for a file; Arrow files have the layout of memory and are mapped."""
+    """Return pyarrow's source for a file. Arrow files are memory-mapped, as their data needs no decoding."""
     import pyarrow as pa
 
     file.seek(0)
     if is_remote(shard) and not isinstance(getattr(file, "raw", None), io.FileIO):
-        return file  # ranges are requested
+        return file  # reads become requests for byte ranges
     with file:
-        if is_remote(shard):  # the cache may have removed its copy, which is still open and never changes
+        if is_remote(shard):  # by descriptor, as the cache may have removed the copy's name; its content never changes
             return pa.BufferReader(pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
         return pa.memory_map(shard) if mapped else pa.OSFile(shard)
 

@@ -1,4 +1,4 @@
-"""Compare the columns of files: whether their rows can be in one dataset."""
+"""Check whether the columns of two files match, so that their rows can be in one dataset."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING
@@ -18,13 +18,13 @@ _WRITE = "Or write the files again with the same columns."
 def check_schema(
     shard: str, found: "pa.Schema", first: str, wanted: "pa.Schema", columns: Collection[str] | None
 ) -> None:
-    """Raise a ShardError if a file's columns are not those of the first file, in any order, with types of the same values.
+    """Raise a ShardError unless a file has the first file's columns, in any order, with types that can be in one batch.
 
     Args:
         shard: The file.
-        found: Its schema.
-        first: The file to compare it with.
-        wanted: The schema of that file.
+        found: The file's schema.
+        first: The first file, which it is compared with.
+        wanted: The first file's schema.
         columns: The columns that are read; None for all.
     """
     if found.equals(wanted):
@@ -54,16 +54,16 @@ def _listed(names: list[str], schema: "pa.Schema") -> str:
 
 
 def _fit(kind: "pa.DataType", first: "pa.DataType") -> bool:
-    """Return whether values of a type can be in one batch with those of the first file's."""
+    """Return whether values of a type can be in one batch with those of the first file's type."""
     form = _form(kind)
     if not _is_same(form, _form(first)):
         return False
-    # The first file's type decides whether batches are gathered from columns, which not all types can be.
+    # If the first file's type lets batches be gathered from columns, this type must allow it too.
     return form is None or layout_of(first) is None or layout_of(kind) is not None
 
 
 def _is_same(one: object, other: object) -> bool:
-    """Return whether two forms are of the same values; None is a column of nulls alone."""
+    """Return whether values of two forms can be in one batch; None is the form of a column of nulls, and fits any."""
     if one is None or other is None:
         return True
     if isinstance(one, np.dtype) and isinstance(other, np.dtype):
@@ -76,7 +76,10 @@ def _is_same(one: object, other: object) -> bool:
 
 
 def _form(kind: "pa.DataType") -> object:
-    """Return what the values of an Arrow type are, as a plain value that is equal for types with the same values."""
+    """Return the form of an Arrow type's values: a dtype, name or tuple that is equal for types with the same values.
+
+    Return None for the null type.
+    """
     import pyarrow.types as kinds
 
     if kinds.is_null(kind):
@@ -116,7 +119,10 @@ _SAME = {
 
 
 def _item(kind: "pa.DataType") -> object:
-    """Return the form of a list's items: numbers of a list keep their dtype, as they are an array."""
+    """Return the form of a list's items.
+
+    Numbers count as the same only if their types are equal, as a list becomes an array.
+    """
     return _form(kind.value_type) if number_type(kind.value_type) is None else str(kind.value_type)
 
 

@@ -1,4 +1,7 @@
-"""Values of Parquet's VARIANT columns (github.com/apache/parquet-format: VariantEncoding.md, VariantShredding.md)."""
+"""Decode the values of Parquet's VARIANT columns.
+
+Source: github.com/apache/parquet-format, VariantEncoding.md and VariantShredding.md.
+"""
 
 import datetime
 import re
@@ -27,10 +30,13 @@ def variant_columns(schema: "pa.Schema") -> frozenset[str]:
 
 
 def decode_variant(row: Mapping[str, Any] | None) -> object:
-    """Return the value of a row: `metadata` has the names of fields, and the value is in `value`, `typed_value`, or both.
+    """Return the value of a row, which is a struct, as a Python object.
+
+    The struct's field `metadata` has the names of an object's fields. The value is in `value` (encoded), in
+    `typed_value` (shredded), or in both.
 
     Raises:
-        ValueError: If the bytes are no such value.
+        ValueError: If the bytes are not a valid VARIANT value.
     """
     if row is None:
         return None
@@ -45,7 +51,7 @@ _ABSENT = object()
 
 
 def _joined(part: Mapping[str, Any], names: list[str]) -> object:
-    """Return what `value` and `typed_value` have together; `_ABSENT` if both are null."""
+    """Return the value that `value` and `typed_value` hold together; `_ABSENT` if both are null."""
     content, typed = part.get("value"), part.get("typed_value")
     if typed is None:
         return _ABSENT if content is None else _decode(content, 0, names)
@@ -86,7 +92,7 @@ def _decode(content: bytes, at: int, names: list[str]) -> Any:
 
 
 def _open_ended(kind: int, content: bytes, at: int) -> object:
-    """Return a value without a fixed size: null, true, false, bytes or a text."""
+    """Return a primitive whose type has no fixed size in `_PRIMITIVES`: null, true, false, bytes or a text."""
     if kind < 3:
         return (None, True, False)[kind]
     found = _cut(content, at + 4, _number(content, at, 4))
@@ -109,7 +115,7 @@ def _numbers(content: bytes, at: int, size: int, count: int) -> list[int]:
 
 
 class _Primitive(NamedTuple):
-    size: int  # bytes; 0 if the value says it itself
+    size: int  # bytes; 0 if the size is not fixed by the type
     read: Callable[[bytes], object] = bytes
 
 

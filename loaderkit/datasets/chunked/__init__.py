@@ -1,1 +1,1 @@
-"""Arrays that files keep in chunks: HDF5 and Zarr."""
+"""Arrays that are stored in chunks: HDF5 and Zarr."""

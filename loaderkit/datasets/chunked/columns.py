@@ -1,4 +1,4 @@
-"""Rows of arrays that are stored in chunks: a chunk is decoded once for all its rows that are read together."""
+"""Read rows of arrays that are stored in chunks. A chunk is decoded once for all its rows that are read together."""
 
 import math
 from collections import OrderedDict
@@ -14,20 +14,20 @@ from loaderkit.system.arrays import Int64Array, native
 from loaderkit.system.types import Array, DType
 
 CACHE_BYTES = 1 << 28  # of decoded chunks, for each thread
-_BLOCK_BYTES = 1 << 16  # of an array without chunks that are read at a time
-_SHARD = 64  # rows at least: an order of smaller shards takes long and reads no fewer chunks
-_SINGLE = ""  # the name of the only column of samples that are no dicts
+_BLOCK_BYTES = 1 << 16  # an array without chunks is read in blocks of about this size
+_SHARD = 64  # least rows of a shard of an order: smaller shards make the order slow, and save no reads of chunks
+_SINGLE = ""  # name of the column if a sample is not a dict, but the row of one array
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """An array (N, *) as a column.
+    """The description of an array (N, *) whose rows are values of samples.
 
     Args:
-        name: Its name in a sample; empty if samples are its rows themselves.
-        dtype: Its type; of texts and bytes, object.
+        name: The array's name in a sample; empty if its rows are the samples.
+        dtype: The array's dtype in native byte order; object for texts and bytes.
         shape: Shape of a row.
-        step: Rows of a chunk.
+        step: Number of rows in a chunk.
     """
 
     name: str
@@ -40,12 +40,12 @@ class Column:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def empty(self, size: int) -> Any:
-        """Return room for rows (B, *): an array of numbers, a list of others."""
+        """Return an empty batch for `size` rows: an array (B, *) for numbers, a list for other values."""
         return [None] * size if self.dtype.hasobject else np.empty((size, *self.shape), self.dtype)
 
 
 def put(column: Any, places: Int64Array, values: Any) -> None:
-    """Write values (B,) to some places of a column."""
+    """Write values (P, *) into the positions `places` (P,) of a batch column, which is an array or a list."""
     if isinstance(column, np.ndarray):
         column[places] = values
     else:
@@ -54,14 +54,14 @@ def put(column: Any, places: Int64Array, values: Any) -> None:
 
 
 def make_column(where: str, name: str, dtype: DType, shape: Sequence[int], chunk: int | None) -> Column:
-    """Return a column; raise a ShardError if the array has no rows or holds neither numbers nor texts.
+    """Describe an array as a column; raise a ShardError if it has no axes, or values other than numbers, texts, bytes.
 
     Args:
         where: File or store, for errors.
         name: The array's name.
-        dtype: Its type; object for texts and bytes of any length.
-        shape: The whole shape.
-        chunk: Rows of a chunk; None without chunks.
+        dtype: The array's dtype as stored; object for texts and bytes of any length.
+        shape: The array's shape, with the axis of rows.
+        chunk: Number of rows in a chunk; None if the array has no chunks.
     """
     if not len(shape):
         raise ShardError(f"{where}: {name!r} is a single value, wanted an array of rows. Name the others: columns=.")
@@ -74,7 +74,7 @@ def make_column(where: str, name: str, dtype: DType, shape: Sequence[int], chunk
 
 
 def one_length(where: str, lengths: Mapping[str, int]) -> int:
-    """Return the length that all columns have; raise a ShardError if there are none, or they differ."""
+    """Return the length that all columns have; raise a ShardError if there are no columns, or their lengths differ."""
     if not lengths:
         raise ShardError(
             f"{where}: has no arrays, wanted at least one. Name those of its groups: columns=['group/name']."
@@ -88,14 +88,17 @@ def one_length(where: str, lengths: Mapping[str, int]) -> int:
 
 
 def shard_rows(columns: Iterable[Column], size: int) -> Int64Array:
-    """Return the rows of an order's shards (S,): whole chunks of the column whose rows are the largest."""
+    """Return the number of rows in each shard (S,) of an order.
+
+    Shards are whole chunks of the column whose rows have the most bytes.
+    """
     step = max(((one.row_bytes, one.step) for one in columns), default=(0, 1))[1]
     step *= -(-_SHARD // step)
     return np.diff(np.append(np.arange(0, size, step), size))
 
 
 class Blocks:
-    """The chunks of rows that a thread decoded last, up to a number of bytes."""
+    """A cache of the chunks that a thread used last, of at most `most_bytes` bytes, or of one larger chunk."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
@@ -113,7 +116,7 @@ class Blocks:
         return found
 
     def drop(self, owner: object) -> None:
-        """Forget the chunks whose keys begin with `owner`."""
+        """Forget the chunks whose keys have `owner` as their first element."""
         for key in [key for key in self._kept if key[0] == owner]:
             self._bytes -= self._kept.pop(key).nbytes
 
@@ -124,9 +127,9 @@ class OpenArrays:
     Args:
         where: File or store, for errors.
         arrays: The arrays by name; `array[start:stop]` gives rows.
-        columns: What they are.
-        blocks: Where the thread keeps decoded chunks.
-        close: Called at the end.
+        columns: The descriptions of the arrays.
+        blocks: The thread's cache of decoded chunks.
+        close: Called by `close()`, to close the file.
     """
 
     def __init__(
@@ -146,11 +149,11 @@ class OpenArrays:
         self._close()
 
     def read(self, rows: Int64Array) -> list[object]:
-        """Return samples (B,)."""
+        """Return the samples at `rows` (B,)."""
         return as_samples(self.gather(rows), len(rows))
 
     def gather(self, rows: Int64Array) -> dict[str, object]:
-        """Return the rows (B, *) of each column: arrays of numbers, lists of other values."""
+        """Return each column at `rows` (B,): an array (B, *) of numbers, or a list of B other values."""
         return {one.name: self._gather(one, rows) for one in self.columns}
 
     def _gather(self, column: Column, rows: Int64Array) -> object:
@@ -162,7 +165,7 @@ class OpenArrays:
             start = number * column.step
             if column.step * column.row_bytes <= self._blocks.most_bytes:
                 out[places] = self._block(column, start)[rows[places] - start]
-            else:  # the library decodes the chunk and keeps these rows alone
+            else:  # the chunk is too large for the cache: read only these rows
                 wanted, inverse = np.unique(rows[places], return_inverse=True)
                 out[places] = self._decode(column, wanted)[inverse]
         return out.tolist() if column.dtype.hasobject else out
@@ -180,7 +183,7 @@ class OpenArrays:
 
 
 def as_samples(columns: dict[str, Any], size: int) -> list[object]:
-    """Return gathered columns as B samples: dicts, or rows if there is one column without a name."""
+    """Return gathered columns as `size` samples: dicts, or the rows themselves if there is one unnamed column."""
     if _SINGLE in columns:
         return list(columns[_SINGLE])
     values = zip(*columns.values(), strict=True)
@@ -188,13 +191,13 @@ def as_samples(columns: dict[str, Any], size: int) -> list[object]:
 
 
 def as_columns(columns: dict[str, Any]) -> object:
-    """Return gathered columns in the structure of a sample."""
+    """Return gathered columns in the structure of a sample: a dict, or the column itself if it has no name."""
     return columns.get(_SINGLE, columns)
 
 
 @contextmanager
 def errors_named(what: str) -> Iterator[None]:
-    """Raise a ShardError in place of what the library raises for damaged data."""
+    """Raise a ShardError in place of the errors that h5py and zarr raise for damaged data."""
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError) as error:

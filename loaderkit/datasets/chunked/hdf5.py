@@ -1,4 +1,4 @@
-"""HDF5 files: the rows of their datasets of one length, read by chunk."""
+"""Rows of HDF5 files: a row of each of their datasets, which must have one length. Read by chunk."""
 
 import os
 from collections.abc import Sequence
@@ -43,16 +43,17 @@ class Hdf5Dataset(ShardedDataset[OpenArrays]):
     A row of numbers is an array (*) or a number, a text is a string. With `shuffle=True` a Loader's shards are the chunks, and a chunk
     is decoded once for all its rows that are read together. Each worker opens the files itself.
 
-    A virtual dataset whose part is missing gives fill values without an error, or what another file of that name in the working folder
-    holds. So its parts must lie where it says.
+    If a source file of a virtual dataset is missing, HDF5 gives fill values without an error, or reads another file of
+    that name in the working folder. So the source files must be at the paths that the virtual dataset names.
 
     Args:
         urls: A path, folder, glob or URL, or a list of them.
-        columns: Names of the datasets, such as "images" or "group/labels". By default all at the file's root, which must be of one length.
+        columns: Names of the datasets, such as "images" or "group/labels". By default all at the file's root, which
+            must have one length.
         transform: Called with each row; its result replaces the row.
-        missing: Whether missing parts of virtual datasets are an "error" when the files are opened, or "fill": their rows hold the fill
-            value.
-        chunk_cache_bytes: Size of the decoded chunks that each reading thread keeps.
+        missing: What to do if source files of virtual datasets are missing: raise an "error" when this dataset is
+            created, or "fill" their rows with the fill value.
+        chunk_cache_bytes: Most bytes of decoded chunks that each reading thread keeps.
         max_open: Files that a process keeps open, with all its threads.
         storage: How to reach remote files, and where to keep copies.
 
@@ -94,7 +95,10 @@ class Hdf5Dataset(ShardedDataset[OpenArrays]):
 
     @property
     def shard_sizes(self) -> Int64Array:
-        """Rows of the chunks (S,) of the largest column, file by file; small chunks are put together."""
+        """Number of rows in each shard (S,), file by file: the chunks of the column with the largest rows.
+
+        Small chunks are joined.
+        """
         counts = [index.count for index in self._indexes]
         return np.concatenate(
             [shard_rows(self._layouts[shard], count) for shard, count in zip(self.shards, counts, strict=True)]
@@ -133,12 +137,15 @@ class Hdf5Dataset(ShardedDataset[OpenArrays]):
         return as_columns(whole)
 
     def fingerprint(self) -> str:
-        """Return the files' names and sizes, and the columns."""
+        """Return a text of the files' names and sizes, and the columns."""
         columns = [f"{one.name} {one.dtype} {one.shape}" for one in self._layouts[self.shards[0]]]
         return f"{super().fingerprint()} {digest(repr(columns))}"
 
     def _open_file(self, shard: str, opened: ExitStack, *, head: bool = False) -> "h5py.File":
-        """Open a file, which `opened` closes; a local one by its path, where the parts of virtual datasets are found from."""
+        """Open a file, which `opened` closes.
+
+        Open a local file by path, as HDF5 finds sources of virtual datasets from there.
+        """
         try:
             import h5py
         except ImportError as error:
@@ -175,7 +182,7 @@ def _choose(shard: str, file: "h5py.File", names: Sequence[str] | None) -> "dict
 
 
 def _names(file: "h5py.File") -> list[str]:
-    """Return the names of all datasets in a file, also of those behind links."""
+    """Return the names of all datasets in a file, sorted, also of those that links lead to."""
     import h5py
 
     found: list[str] = []
@@ -203,12 +210,12 @@ def _column(shard: str, name: str, data: "h5py.Dataset") -> Column:
 
 
 def check_parts(where: str, data: "h5py.Dataset", above: frozenset[str] = frozenset()) -> None:
-    """Raise a ShardError if a virtual dataset lacks a part of it, or a part of a part.
+    """Raise a ShardError if a source of a virtual dataset is missing, or a source of that source.
 
     Args:
         where: The file of the dataset, for errors.
         data: A dataset of an open file.
-        above: The virtual datasets that this one is a part of.
+        above: The virtual datasets that `data` is a source of, as "path:name".
     """
     import h5py
 

@@ -1,4 +1,4 @@
-"""Zarr stores: the rows of their arrays of one length, read by chunk."""
+"""Rows of Zarr stores: a row of each of their arrays, which must have one length. Read by chunk."""
 
 import math
 import os
@@ -32,28 +32,31 @@ from loaderkit.system.digests import digest
 
 
 class ZarrDataset(DeclaresDraws):
-    """The rows of a Zarr store, of version 2 or 3, with shards or without.
+    """The rows of a Zarr store of format version 2 or 3, with shards or without.
 
     A sample is a dict with a row of each array, or the row itself if the store is one array. A row of numbers is an array (*) or a
     number, a text is a string. With `shuffle=True` a Loader's shards are the chunks, and a chunk is decoded once for all its rows that are
     read together. Each worker opens the store itself.
 
-    A chunk that is not in the store reads as the fill value, without an error. By default Zarr does not write chunks that hold
-    nothing else, so a lost chunk looks like one of zeros. If the writer had `write_empty_chunks=True`, or no chunk is all fill value, say
-    `missing="error"`.
+    A chunk that is not in the store reads as the fill value, without an error. By default Zarr does not write chunks
+    that hold only the fill value, so a lost chunk can't be told from one of zeros. Give `missing="error"` if the writer
+    used `write_empty_chunks=True`, or if no chunk is all fill value.
 
     Args:
         store: Path or URL of the store, or a Zarr store such as `zarr.storage.ZipStore`.
-        columns: Names of the arrays, such as "images" or "group/labels". By default all at the store's root, which must be of one length.
-        path: The group or array in the store.
+        columns: Names of the arrays, such as "images" or "group/labels". By default all at `path`, which must have one
+            length.
+        path: Path of the group or array in the store; by default the root.
         transform: Called with each sample; its result replaces the sample.
-        missing: What to do if chunks are not in the store, which is looked up once: "warn", raise an "error", or "fill" without a look.
-        chunk_cache_bytes: Size of the decoded chunks that each reading thread keeps.
-        storage_options: How fsspec reaches the store at a URL, such as `{"endpoint_url": ...}`. Chunks are read by requests of their own, and
-            no copies are kept.
+        missing: What to do if chunks are not in the store, which is checked once, here: "warn", or raise an "error".
+            "fill" does not check.
+        chunk_cache_bytes: Most bytes of decoded chunks that each reading thread keeps.
+        storage_options: How fsspec reaches the store at a URL, such as `{"endpoint_url": ...}`. Each chunk is a request
+            of its own, and no local copies are kept.
 
     Raises:
-        ShardError: If there is no such store or array, its arrays differ in length, or chunks are missing and must not.
+        ShardError: If there is no such store or array, its arrays differ in length, or chunks are missing with
+            `missing="error"`.
         ImportError: If zarr is not installed.
 
     Examples:
@@ -119,23 +122,26 @@ class ZarrDataset(DeclaresDraws):
 
     @property
     def shard_sizes(self) -> Int64Array:
-        """Rows of the chunks (S,) of the largest column; small chunks are put together."""
+        """Number of rows in each shard (S,): the chunks of the column with the largest rows.
+
+        Small chunks are joined.
+        """
         return shard_rows(self._columns, self._length)
 
     def place(self, index: int) -> Place:
-        """Return where a sample is: its row in the store."""
+        """Return where a sample is stored: the store, and the sample's row there."""
         check_index(self, index)
         return Place(self._where, index % len(self))
 
     def fingerprint(self) -> str:
-        """Return the store's name, the number of rows and the columns."""
+        """Return a text of the store's name, the number of rows and the columns."""
         name = os.path.basename(self._where.rstrip("/")) if isinstance(self.store, str) else ""  # noqa: PTH119 - also a URL's
         columns = [f"{one.name} {one.dtype} {one.shape}" for one in self._columns]
         return f"zarr-1 {name}:{self._length} {digest(repr(columns))}"
 
 
 def _open(store: object, path: str, names: list[str] | None, options: dict[str, object] | None) -> dict[str, Any]:
-    """Return the arrays of a store by name; of a store that is one array, that one without a name."""
+    """Return the arrays of a store by name. If the store is one array, its name is ""."""
     try:
         import zarr
     except ImportError as error:
@@ -172,7 +178,7 @@ def _open_arrays(
 
 
 def _missing(where: str, arrays: Mapping[str, Any]) -> str:
-    """Return which arrays lack chunks, as a sentence; empty if none does."""
+    """Return a sentence that says which arrays lack chunks; "" if none does."""
     found = []
     for name, array in arrays.items():
         unit = array.shards or array.chunks  # what a file or object holds

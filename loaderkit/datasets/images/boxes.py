@@ -1,4 +1,4 @@
-"""From COCO's annotations to a detector's target: boxes, labels, areas, crowds and masks."""
+"""Convert COCO annotations to the target of a detector: boxes, labels, areas, crowds and masks."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -21,17 +21,17 @@ def coco_target(
     """Return the target of one image.
 
     Args:
-        annotations: One for each of N objects, with `bbox` (x, y, width, height) and `category_id`. Optional are `area`
-            (default: the area of the box), `iscrowd` (default: 0) and `segmentation`.
+        annotations: A dict for each of N objects, with `bbox` (x, y, width, height, in pixels) and `category_id`.
+            Optional are `area` (default: the area of the box), `iscrowd` (default: 0) and `segmentation`.
         size: Height and width of the image, in pixels.
-        classes: The label of each category id. None: the id itself.
-        masks: Whether to draw the segmentations, which are polygons or run lengths.
+        classes: The label for each category id. None: the id is the label.
+        masks: Whether to draw each `segmentation`, given as polygons or run lengths, as a mask.
 
     Returns:
         boxes (N, 4) float32, x1 y1 x2 y2; labels (N,) int64; area (N,) float32; iscrowd (N,) int64; masks (N, H, W) uint8.
 
     Raises:
-        ValueError: If an annotation is not valid. Names it.
+        ValueError: If an annotation is not valid. The message has its number.
     """
     boxes = torch.zeros(len(annotations), 4)
     labels, areas, crowds = [], [], []
@@ -79,7 +79,10 @@ def draw_segmentation(segmentation: Any, size: tuple[int, int]) -> Tensor:
 
 
 def _from_runs(runs: Mapping[str, Any], size: tuple[int, int]) -> Array:
-    """Decode run lengths, which alternate between 0 and 1 and run down the columns."""
+    """Decode run lengths to a mask (H, W) uint8.
+
+    Runs of 0 and of 1 alternate, starting with 0, down each column in turn.
+    """
     counts = runs["counts"]
     if isinstance(counts, str | bytes):
         counts = _read_counts(counts if isinstance(counts, bytes) else counts.encode())
@@ -95,7 +98,8 @@ def _from_runs(runs: Mapping[str, Any], size: tuple[int, int]) -> Array:
 def _read_counts(text: bytes) -> list[int]:
     """Read COCO's compressed counts (pycocotools, maskApi.c).
 
-    Each character holds 5 bits. From the third count on they are differences to the count before the last.
+    Each character holds 5 bits of a count. From the fourth count on, the text has the difference to the count two
+    before.
     """
     counts: list[int] = []
     value = shift = 0

@@ -1,4 +1,4 @@
-"""Checks of encoded pictures that their decoders leave out: the size before memory is allocated, and missing pixels."""
+"""Check encoded pictures for what decoders do not check: the size before memory is allocated, and missing pixels."""
 
 import struct
 import zlib
@@ -7,32 +7,32 @@ from typing import Any
 
 from loaderkit.system.checks import plain_integer
 
-MAX_PIXELS = 89_478_485  # Pillow warns above it; as RGB it is a quarter of a gibibyte
+MAX_PIXELS = 89_478_485  # above this Pillow warns; as RGB this takes a quarter of a gibibyte
 PNG = b"\x89PNG\r\n\x1a\n"
-_MAX_SCANS = 100  # of a progressive JPEG; writers make about 10
+_MAX_SCANS = 100  # most scans of a progressive JPEG; writers make about 10
 _BLOCK = 1 << 16  # bytes
 _SIZES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # SOF markers of JPEG
 _PROGRESSIVE = {0xC2, 0xC6, 0xCA, 0xCE}
-_BARE = {0x01, *range(0xD0, 0xD8)}  # JPEG's markers without content
-_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by PNG's colour type
+_BARE = {0x01, *range(0xD0, 0xD8)}  # JPEG markers without a length and content
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # number of channels for each of PNG's colour types
 _ADAM7 = ((8, 0, 8, 0), (8, 0, 8, 4), (8, 4, 4, 0), (4, 0, 4, 2), (4, 2, 2, 0), (2, 0, 2, 1), (2, 1, 1, 0))
 
 
 def check_max_pixels(owner: str, max_pixels: int | None) -> None:
-    """Refuse a limit that is not a positive number.
+    """Check a limit for the pixels of a picture.
 
     Raises:
-        ValueError: If it is.
+        ValueError: If it is neither an integer of at least 1 nor None.
     """
     if max_pixels is not None and (not isinstance(plain_integer(max_pixels), int) or max_pixels < 1):
         raise ValueError(f"{owner}: max_pixels is {max_pixels!r}, wanted a number of at least 1, or None for no limit.")
 
 
 def check_size(width: int, height: int, max_pixels: int | None) -> None:
-    """Refuse a picture that is too large.
+    """Check the size of a picture.
 
     Raises:
-        ValueError: If it has more than `max_pixels`.
+        ValueError: If it has more than `max_pixels` pixels.
     """
     if max_pixels is not None and width * height > max_pixels:
         raise ValueError(
@@ -42,14 +42,14 @@ def check_size(width: int, height: int, max_pixels: int | None) -> None:
 
 
 def jpeg_shape(data: bytes) -> tuple[int, int, int]:
-    """Return the width, the height and the number of channels of a JPEG, from the header that libjpeg reads.
+    """Return the width, height and number of channels of a JPEG, from the same header that libjpeg reads.
 
     Raises:
-        ValueError: If there is none, or the picture has more scans than writers make.
+        ValueError: If it has no such header, or more than 100 scans.
     """
     at = 2
     while True:
-        at = data.find(b"\xff", at) + 1  # as libjpeg, which skips what lies between segments
+        at = data.find(b"\xff", at) + 1  # skip bytes between segments, as libjpeg does
         marker = data[at] if 0 < at < len(data) else None
         if marker is None or marker in (0xD9, 0xDA) or len(data) < at + 9:
             raise ValueError("it ends before its size")
@@ -66,10 +66,11 @@ def jpeg_shape(data: bytes) -> tuple[int, int, int]:
 
 
 def check_png(data: bytes, max_pixels: int | None) -> None:
-    """Refuse a PNG that is too large, or whose pixels were damaged; Pillow does not compare their checksums.
+    """Check the size of a PNG, and the checksums up to the last chunk of pixels, which Pillow does not compare.
 
     Raises:
-        ValueError: If a chunk up to the last pixels is cut, or does not fit its checksum.
+        ValueError: If it has no header or more than `max_pixels` pixels, or a chunk is cut or does not fit its
+            checksum.
     """
     if data[12:16] != b"IHDR" or len(data) < 33:
         raise ValueError("it does not begin with a header")
@@ -80,7 +81,7 @@ def check_png(data: bytes, max_pixels: int | None) -> None:
 
 
 def check_png_rows(data: bytes) -> None:
-    """Refuse a PNG that has fewer rows than its header says; Pillow leaves those black.
+    """Check that a PNG has as many rows as its header says; Pillow leaves missing rows black.
 
     Raises:
         ValueError: If rows are missing.
@@ -101,7 +102,10 @@ def check_png_rows(data: bytes) -> None:
 
 
 def _png_pixels(data: bytes) -> Iterator[memoryview]:
-    """Yield the contents of the IDAT chunks."""
+    """Yield the contents of a PNG's IDAT chunks.
+
+    Raise a ValueError if a chunk up to the last of them is cut or damaged.
+    """
     at, begun, view = len(PNG), False, memoryview(data)
     while len(data) >= at + 12:
         size, kind = struct.unpack_from(">I4s", data, at)

@@ -1,4 +1,4 @@
-"""Encoded pictures to pixels, always upright uint8 RGB, and back."""
+"""Decode pictures to uint8 RGB pixels, with EXIF orientation applied, and encode pixels."""
 
 import io
 import os
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _JPEG = b"\xff\xd8\xff"
-_IGNORED = ("transparency",)  # Pillow warns when it is dropped
-_IGNORED_IN_PNG = (*_IGNORED, "XML:com.adobe.xmp", "xmp", "Raw profile type exif")  # orientations that are not EXIF's
+_IGNORED = ("transparency",)  # Pillow would warn that converting to RGB drops it
+# Not EXIF, but Pillow would take an orientation from these too.
+_IGNORED_IN_PNG = (*_IGNORED, "XML:com.adobe.xmp", "xmp", "Raw profile type exif")
 _NO_PICTURE = "not a picture that can be decoded"
 _RGB = 3  # torchvision.io.ImageReadMode.RGB
-_ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # EXIF's tag, and its values for a picture that lies on its side
-_FOR_A_THREAD = 8  # pictures; waking a thread takes longer than decoding fewer
+_ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # EXIF's tag, and its values that swap height and width
+_FOR_A_THREAD = 8  # least pictures for another thread: waking it takes longer than decoding fewer
 
 
 def decode_picture(
@@ -35,19 +36,19 @@ def decode_picture(
 ) -> Tensor:
     """Decode a picture to a uint8 tensor (3, H, W).
 
-    The decoder reads JPEG. Pillow reads everything else, and the first frame of
-    animations. Grey pictures get three equal channels, palettes and CMYK become RGB, and transparency is dropped. Channels
-    of 16 bits keep their upper 8. EXIF orientation is applied.
+    `decoder` decodes JPEG, and Pillow all other formats; of an animation, the first frame. Grey pictures get three
+    equal channels, palettes and CMYK become RGB, and transparency is dropped. Channels of 16 bits keep their upper 8
+    bits. EXIF orientation is applied.
 
     Args:
         data: The content of a file.
-        max_pixels: The largest picture to decode, width times height; None for any. Pillow also has a limit,
-            `PIL.Image.MAX_IMAGE_PIXELS`: it warns above it, and refuses twice as many.
-        decoder: "torchvision", "torchcodec" or "pillow". None is torchcodec if it is installed, else torchvision.
+        max_pixels: Most pixels (width times height) of a picture; None for no limit. Pillow has a limit of its own,
+            `PIL.Image.MAX_IMAGE_PIXELS`: above it Pillow warns, and above twice the limit it raises an error.
+        decoder: "torchvision", "torchcodec" or "pillow". None: torchcodec if it is installed, else torchvision.
 
     Raises:
         ValueError: If no decoder can read the picture, or it is too large.
-        ImportError: If the decoder is missing.
+        ImportError: If the decoder that the picture needs is not installed.
     """
     if not data.startswith(_JPEG):
         return _decode_with_pillow(data, max_pixels)
@@ -58,18 +59,18 @@ def decode_picture(
     try:
         return decode(data)
     except RuntimeError:
-        return _decode_with_pillow(data, max_pixels)  # reads more pictures, and has better messages
+        return _decode_with_pillow(data, max_pixels)  # it reads more pictures, and has better error messages
 
 
 def decode_pictures(
     contents: Sequence[memoryview], *, max_pixels: int | None = MAX_PIXELS, decoder: PictureDecoder | None = None
 ) -> list[Tensor]:
-    """Decode pictures in as many threads as torch may use; a worker process or thread uses one.
+    """Decode pictures to uint8 tensors (3, H, W), in as many threads as torch may use; in a worker, in one.
 
     Args:
         contents: The encoded pictures.
-        max_pixels: The largest picture to decode; None for any.
-        decoder: What decodes JPEG, as for `decode_picture`.
+        max_pixels: Most pixels (width times height) of a picture; None for no limit.
+        decoder: The decoder of JPEG, as for `decode_picture`.
 
     Raises:
         ValueError: If no decoder can read one of the pictures, or it is too large.
@@ -89,10 +90,10 @@ def decode_pictures(
 def decode_pictures_on(
     contents: Sequence[bytes], device: torch.device, *, max_pixels: int | None = MAX_PIXELS
 ) -> list[Tensor]:
-    """Decode pictures as `decode_picture` does, to tensors on a device.
+    """Decode pictures as `decode_picture` does, to uint8 tensors (3, H, W) on a device.
 
-    On CUDA, nvJPEG decodes JPEG in one call (`torchvision.io.decode_jpeg` of a list). Its pixels may differ from the CPU's. The CPU
-    decodes everything else, also JPEG of four channels.
+    On CUDA, nvJPEG decodes all JPEG pictures in one call (as `torchvision.io.decode_jpeg` does for a list). Its pixels
+    may differ from the CPU's. The CPU decodes all other formats, and JPEG with four channels.
 
     Raises:
         ValueError: If a picture is too large, or no decoder can read it.
@@ -123,7 +124,7 @@ def _decode_by_nvjpeg(contents: Sequence[bytes], device: torch.device) -> list[T
 
 
 def _check_jpeg(data: bytes, max_pixels: int | None) -> int:
-    """Return the number of channels of a JPEG; raise a ValueError if it is too large, or has no header."""
+    """Return the number of channels of a JPEG; raise a ValueError if it has too many pixels, or no readable header."""
     try:
         width, height, channels = jpeg_shape(data)
         check_size(width, height, max_pixels)
@@ -135,9 +136,9 @@ def _check_jpeg(data: bytes, max_pixels: int | None) -> int:
 def picture_size(
     file: BinaryIO, *, max_pixels: int | None = MAX_PIXELS, decoder: PictureDecoder | None = None
 ) -> tuple[int, int]:
-    """Return the height and width that `decode_picture` gives a picture. Only its header is read.
+    """Return the height and width of the picture that `decode_picture` returns, from the header alone.
 
-    The EXIF orientation of a PNG counts if it comes before the pixels.
+    The EXIF orientation of a PNG is used only if it is stored before the pixels.
 
     Raises:
         ValueError: If Pillow does not know the picture, or it is too large.
@@ -156,7 +157,7 @@ def picture_size(
             if is_png or (picture.format == "JPEG" and decoder != "pillow"):
                 for name in _IGNORED_IN_PNG:
                     picture.info.pop(name, None)
-            # Pillow would decode a PNG to look for EXIF after its pixels, and has turned a TIFF's size already.
+            # To look for EXIF after a PNG's pixels, Pillow would decode them. The size of a TIFF is turned already.
             looks = picture.format != "TIFF" and (not is_png or "exif" in picture.info)
             turned = looks and picture.getexif().get(_ORIENTATION) in _TURNED
     except MemoryError:  # not a fault of the file
@@ -174,7 +175,7 @@ def _decode_each(
 
 @cache
 def _threads(process: int, count: int) -> ThreadPoolExecutor:
-    """Return the threads of a process; a forked process cannot use those of its parent."""
+    """Return a pool of `count` threads for the process with id `process`: a fork can't use its parent's threads."""
     return ThreadPoolExecutor(count, thread_name_prefix=f"decode in {process}")
 
 
@@ -215,7 +216,7 @@ def _decode_with_pillow(data: bytes, max_pixels: int | None) -> Tensor:
 
 
 def open_with_pillow(data: bytes | memoryview) -> "Image.Image":
-    """Return a Pillow picture of any format but PostScript; its pixels are decoded when they are used.
+    """Return an encoded picture as a Pillow image, which is decoded when its pixels are used.
 
     Raises:
         ValueError: If it is PostScript.
@@ -230,7 +231,10 @@ def open_with_pillow(data: bytes | memoryview) -> "Image.Image":
 
 
 def raw_to_pillow(data: memoryview) -> "Image.Image":
-    """Return a Pillow picture from width, height and length of the mode (uint32 each), the mode, and the pixels."""
+    """Return a Pillow image from raw bytes, as litdata and MDS write it.
+
+    The bytes are the width, the height and the length of the mode's name (uint32 each), the name, and the pixels.
+    """
     from PIL import Image
 
     width, height, length = struct.unpack_from("<3I", data)
@@ -239,26 +243,26 @@ def raw_to_pillow(data: memoryview) -> "Image.Image":
 
 
 def _may_lack_rows(picture: "Image.Image") -> bool:
-    """Return whether rows that the file lacks may be black in this PNG."""
+    """Return whether a decoded PNG may lack rows, which Pillow leaves black: interlaced, or the last row is black."""
     width, height = picture.size
     return "interlace" in picture.info or not any(picture.crop((0, height - 1, width, height)).tobytes())
 
 
 def is_picture(value: object) -> bool:
-    """Return whether a value is a Pillow picture, without importing Pillow."""
+    """Return whether a value is a Pillow image, without importing Pillow."""
     return any(kind.__module__ == "PIL.Image" for kind in type(value).__mro__)
 
 
 def encode_picture(value: Any, kind: str, quality: int) -> bytes:
-    """Encode a Pillow picture, or uint8 pixels (3, H, W), (H, W, 3) or (H, W).
+    """Encode a Pillow image, or uint8 pixels (3, H, W), (H, W, 3) or (H, W).
 
     Args:
         value: The picture.
         kind: "png" or "jpeg".
-        quality: JPEG quality, 1 to 100.
+        quality: JPEG quality, 1 to 100; not used for PNG.
 
     Raises:
-        ValueError: If the value is not a picture.
+        ValueError: If the value is not a picture, has no pixels, or has a mode that the format can't store.
     """
     try:
         from PIL import Image

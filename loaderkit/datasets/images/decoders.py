@@ -1,7 +1,7 @@
-"""Which library decodes JPEG. Pillow decodes everything else, whichever is chosen.
+"""Choose the library that decodes JPEG. Pillow always decodes the other formats.
 
-torchvision and torchcodec give the same pixels, so data that one of them decodes has one fingerprint. Pillow's may be of another
-libjpeg, so it is a part of the fingerprint.
+torchvision and torchcodec give the same pixels, so the choice between them does not change a fingerprint. Pillow may
+use another libjpeg, with other pixels, so the fingerprint says if Pillow is chosen.
 """
 
 import contextlib
@@ -16,16 +16,16 @@ from torch import Tensor
 PictureDecoder = Literal["torchvision", "torchcodec", "pillow"]
 
 _RGB = 3  # torchvision.io.ImageReadMode.RGB
-_OLDEST = (0, 16)  # torchcodec, with decoders of pictures
+_OLDEST = (0, 16)  # first torchcodec with decoders of pictures
 _INSTALL = "pip install 'torchcodec>=0.16'"
 
 
 def check_decoder(owner: str, decoder: PictureDecoder | None) -> None:
-    """Refuse a decoder that is not there.
+    """Check the name of a decoder, and that torchcodec is installed if it is chosen.
 
     Raises:
-        ValueError: If it has another name.
-        ImportError: If it is not installed, or too old.
+        ValueError: If the name is not one of `PictureDecoder`.
+        ImportError: If torchcodec is chosen, and is not installed or too old.
     """
     if decoder is not None and decoder not in get_args(PictureDecoder):
         raise ValueError(f"{owner}: decoder is {decoder!r}, wanted one of {get_args(PictureDecoder)}, or None.")
@@ -34,18 +34,18 @@ def check_decoder(owner: str, decoder: PictureDecoder | None) -> None:
 
 
 def decoder_fingerprint(decoder: PictureDecoder | None) -> str:
-    """Return what a decoder adds to a fingerprint: nothing, but for one whose pixels may be others."""
+    """Return the text that a decoder adds to a fingerprint: "" unless it is Pillow, whose pixels may differ."""
     return " by pillow" if decoder == "pillow" else ""
 
 
 @cache
 def jpeg_decoder(decoder: PictureDecoder | None) -> Callable[[bytes], Tensor] | None:
-    """Return what decodes a JPEG upright to uint8 RGB (3, H, W); None if Pillow does.
+    """Return a function that decodes a JPEG to uint8 RGB (3, H, W) with EXIF orientation applied; None for Pillow.
 
-    Without a name that is torchcodec if it is installed, else torchvision: its decoders are deprecated since 0.29.
+    `decoder=None` takes torchcodec if it is installed, else torchvision, whose decoders are deprecated since 0.29.
 
     Raises:
-        ImportError: If there is none. Pillow is never chosen in silence.
+        ImportError: If the decoder is not installed. Pillow is never used unless it is named.
     """
     if decoder == "pillow":
         return None
@@ -64,14 +64,17 @@ def jpeg_decoder(decoder: PictureDecoder | None) -> Callable[[bytes], Tensor] | 
 
 
 def find_operator(name: str) -> Any:
-    """Return an operator of torchvision for pictures; None if it has none of this name."""
-    # The operator itself: its Python function warns at each call since torchvision 0.29.
+    """Return a torchvision operator for pictures.
+
+    Return None if torchvision is not installed or has no operator of this name.
+    """
+    # The operator itself, as torchvision's Python function for it warns at each call since 0.29.
     try:
         import torchvision.io  # noqa: F401 - registers the operators
     except ImportError:
         return None
     operator = getattr(torch.ops.image, name, None)
-    return getattr(operator, "default", None)  # skips the search for an overload at each call
+    return getattr(operator, "default", None)  # the overload itself, which torch else searches for at each call
 
 
 def _by_torchcodec() -> Callable[[bytes], Tensor]:

@@ -1,4 +1,4 @@
-"""The orientation that a JPEG's EXIF data names: nvJPEG ignores it."""
+"""Read the EXIF orientation of a JPEG and apply it to pixels, for decoders that ignore it, such as nvJPEG."""
 
 import struct
 
@@ -10,7 +10,7 @@ _UPRIGHT = 1
 
 
 def jpeg_orientation(data: bytes) -> int:
-    """Return the orientation of a JPEG, 1 to 8 (EXIF 2.3, tag 0x0112); 1 is upright, also if there is none."""
+    """Return the EXIF orientation of a JPEG, 1 to 8 (EXIF 2.3, tag 0x0112); 1, which is upright, if it has none."""
     at = 2
     while len(data) >= at + 4 and data[at] == 0xFF and data[at + 1] != 0xDA:
         size = int.from_bytes(data[at + 2 : at + 4], "big")
@@ -18,14 +18,14 @@ def jpeg_orientation(data: bytes) -> int:
         if data[at + 1] == _APP1 and content.startswith(_EXIF):
             try:
                 return _from_tiff(content[len(_EXIF) :])
-            except struct.error:  # it is cut
+            except struct.error:  # the EXIF data is cut
                 return _UPRIGHT
         at += 2 + max(2, size)
     return _UPRIGHT
 
 
 def upright(pixels: Tensor, orientation: int) -> Tensor:
-    """Turn and mirror pixels (C, H, W) of an orientation."""
+    """Turn and mirror pixels (C, H, W), stored in an EXIF orientation (1 to 8), so that they are upright."""
     if orientation > 4:
         pixels = pixels.transpose(1, 2)
     mirrored = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}.get(orientation)

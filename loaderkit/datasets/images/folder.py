@@ -28,25 +28,27 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", 
 class ImageFolder(DeclaresDraws):
     """Pictures at `root/class/.../file`, in torchvision's order.
 
-    A sample is `(picture, label)`: a uint8 tensor (3, H, W), and the number of the class. `decode_picture` says how grey,
-    palette, CMYK and rotated pictures decode. The dataset skips hidden files and folders, files with other extensions, and
-    files outside of a class.
+    A sample is `(picture, label)`: a uint8 tensor (3, H, W), and the number of the class. See `decode_picture` for
+    grey, palette, CMYK and rotated pictures. Hidden files and folders, files with other extensions, and files directly
+    in `root` are skipped.
 
     Args:
         root: Folder with one folder for each class.
         transform: Called with each picture; its result replaces the picture.
         extensions: Extensions of pictures, in lower case, with the dot.
         allow_empty: Whether a class may have no pictures.
-        max_pixels: The largest picture to decode, width times height; None for any. A larger one is an error, so that no
-            damaged or hostile header exhausts memory.
-        decoder: What decodes JPEG: "torchvision", "torchcodec" or "pillow". The first two give the same pixels. None is torchcodec if
-            it is installed, else torchvision. Pillow decodes everything else. A run resumes with its decoder.
-        lazy: Whether the transform gets a `LazyImage`, which decodes only what a crop needs. Without a transform it is decoded.
+        max_pixels: Most pixels (width times height) of a picture; None for no limit. A larger picture raises an error,
+            so that no damaged or hostile header exhausts memory.
+        decoder: The decoder of JPEG: "torchvision", "torchcodec" or "pillow". The first two give the same pixels. None:
+            torchcodec if it is installed, else torchvision. Pillow decodes all other formats. A run that used Pillow
+            for JPEG resumes only with Pillow, and the others only without.
+        lazy: Whether the transform gets a `LazyImage`, which decodes only what a crop needs. A LazyImage that the
+            transform returns, or that has no transform, is decoded.
 
     Attributes:
         classes: Names of the classes, sorted.
-        class_to_idx: Labels by class name.
-        targets: All labels (N,) int64.
+        class_to_idx: The label of each class name.
+        targets: The label of each sample, (N,) int64.
 
     Raises:
         FileNotFoundError: If the folder does not exist or has no classes.
@@ -82,7 +84,7 @@ class ImageFolder(DeclaresDraws):
         check_decoder("ImageFolder", decoder)
         self.lazy = lazy
         if lazy:
-            _lazy_image()  # what is missing is missed now
+            _lazy_image()  # raise an ImportError now, not in a worker
         self.root, self.max_pixels, self.decoder = Path(root), max_pixels, decoder
         self.transform = transform
         if not self.root.is_dir():
@@ -145,13 +147,13 @@ class ImageFolder(DeclaresDraws):
         return self.root / os.fsdecode(self._paths[start : int(self._ends[index])])
 
     def place(self, index: int) -> Place:
-        """Return where a sample is: a file of its own."""
+        """Return where a sample is stored: a file of its own."""
         return Place(str(self.path(index)))
 
     def fingerprint(self) -> str:
-        """Return a digest of the paths relative to the root, which name the classes and the order, and Pillow if it decodes."""
+        """Return a digest of the paths relative to the root, in order, with `lazy`, and whether Pillow decodes JPEG."""
         found = digest(self._paths, self._ends.astype("<i8"))
-        lazy = ", lazy-1" if self.lazy else ""  # its pixels differ
+        lazy = ", lazy-1" if self.lazy else ""  # pixels of a LazyImage differ
         return f"images-1 {len(self)} in {len(self.classes)} classes, {found}{decoder_fingerprint(self.decoder)}{lazy}"
 
 
@@ -163,7 +165,7 @@ def _lazy_image() -> "type[LazyImage]":
 
 
 def _pictures(root: Path, folder: str, extensions: tuple[str, ...]) -> Iterator[str]:
-    """Yield paths relative to the root in torchvision's order: by folder, then by name."""
+    """Yield the paths of a class's pictures, relative to the root, in torchvision's order: by folder, then by name."""
     for inner in sorted(_folders(root, folder, ())):
         for name, is_folder in _entries(root / inner):
             if not is_folder and name.lower().endswith(extensions):
@@ -171,7 +173,10 @@ def _pictures(root: Path, folder: str, extensions: tuple[str, ...]) -> Iterator[
 
 
 def _folders(root: Path, folder: str, outer: tuple[Path, ...]) -> Iterator[str]:
-    """Yield a folder and all folders in it, following links."""
+    """Yield a folder and all folders in it, as paths relative to the root, following links.
+
+    `outer` has the real paths of the folders around it. A link to one of them raises a ValueError.
+    """
     real = (root / folder).resolve()
     if real in outer:
         raise ValueError(f"ImageFolder: {root / folder} is a link to {real}, which contains it. Remove the link.")

@@ -1,7 +1,7 @@
-"""Pictures that are decoded when a transform says which part is needed, and at which size.
+"""Pictures that are decoded only when a transform asks for a part of them, and at the size that it asks for.
 
-torchvision's transforms draw a crop from a picture's size alone. A kernel registered for `LazyImage` then decodes at the smallest
-scale that still has the output's resolution.
+torchvision's transforms need only the size of a picture to draw a crop. Kernels registered for `LazyImage` then decode
+at the smallest scale that still has at least the output's resolution.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +19,11 @@ from loaderkit.datasets.images.exif import jpeg_orientation, upright
 
 _JPEG = b"\xff\xd8\xff"
 _SCALES = (8, 4, 2)  # libjpeg-turbo has fast code for these
-_SMOOTH = ("bilinear", "bicubic", 2, 3)  # values of InterpolationMode, and Pillow's
-_TURNED = (5, 6, 7, 8)  # orientations of a picture that lies on its side
-_FROM_BELOW, _FROM_RIGHT = (3, 4, 7, 8), (2, 3, 6, 7)  # orientations in which an axis begins where the file's ends
-_ASKED_OFTEN = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__}  # known from the header
+_SMOOTH = ("bilinear", "bicubic", 2, 3)  # interpolations that blend pixels, by torchvision's and Pillow's values
+_TURNED = (5, 6, 7, 8)  # EXIF orientations that swap height and width
+# EXIF orientations in which the upright picture's top, or its left, comes from the end of an axis of the file.
+_FROM_BELOW, _FROM_RIGHT = (3, 4, 7, 8), (2, 3, 6, 7)
+_ASKED_OFTEN = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__}  # answered from the header, without decoding
 
 
 class _Box(NamedTuple):
@@ -33,7 +34,10 @@ class _Box(NamedTuple):
 
 
 class _Encoded:
-    """The content of a file, and its size from the header, upright."""
+    """An encoded picture, with its height and width after EXIF rotation.
+
+    For a JPEG they come from the header; any other picture is decoded at once.
+    """
 
     def __init__(self, data: bytes, max_pixels: int | None, name: str) -> None:
         self.data, self.max_pixels, self.name = data, max_pixels, name
@@ -53,11 +57,14 @@ class _Encoded:
         self.height, self.width = (width, height) if turned else (height, width)
 
     def pixels(self, scale: int) -> Tensor:
-        """Return the whole picture, upright, about 1/scale as large: uint8 (3, H, W)."""
+        """Return the whole picture, uint8 (3, H, W), at about 1/scale of its height and width.
+
+        EXIF orientation is applied. A picture that was decoded as a whole is returned at full size.
+        """
         if self._whole is not None:
             return self._whole
         found = self._decode_scaled(scale) if self.channels in (1, 3) else None
-        if found is None:  # four channels, or damaged: the other decoders read it, or say what is wrong
+        if found is None:  # four channels or damaged: another decoder may read it, or says what is wrong
             self._whole = self._decode_whole()
             if self._whole.shape[1:] != (self.height, self.width):
                 raise ValueError(
@@ -89,25 +96,26 @@ class _Encoded:
 
 
 class LazyImage(tv_tensors.Image):  # type: ignore[misc]  # torchvision has no types
-    """An encoded picture, decoded only as far as torchvision's v2 need it.
+    """An encoded picture, of which torchvision's v2 decode only what they need.
 
-    It is an image of torchvision (3, H, W), uint8, whose size comes from the file's header. `v2.RandomResizedCrop`, `v2.Resize`,
-    `v2.RandomCrop` and `v2.CenterCrop` draw and crop without decoding. A crop that is then resized is decoded at the smallest of the scales
-    1, 1/2, 1/4 and 1/8 that has at least the output's resolution, and resized with antialiasing. Everything else that is done with a
-    LazyImage decodes it first, with the pixels of `decode_picture`. The few functions of torch that look at memory alone, such as
-    `torch.tensor`, fail or find a tensor without data: call `decode()` before.
+    It is a torchvision image (3, H, W), uint8, whose size comes from the file's header. `v2.RandomResizedCrop`,
+    `v2.Resize`, `v2.RandomCrop` and `v2.CenterCrop` choose and crop a part without decoding. A part that is then
+    resized is decoded at the smallest of the scales 1, 1/2, 1/4 and 1/8 that has at least the output's resolution, and
+    resized with antialiasing. Any other operation on a LazyImage decodes it at full resolution first. The few functions
+    of torch that read a tensor's memory directly, such as `torch.tensor`, fail or find no data: call `decode()` first.
 
-    Only pixels that come from a scale below 1 differ from those without it. The crop is drawn from the same numbers.
-    simplejpeg decodes JPEG. Other formats decode at once.
+    A crop is drawn from the same random numbers as for a decoded picture, and its pixels differ only if it was decoded
+    at a scale below 1. simplejpeg decodes JPEG. Other formats are decoded when the LazyImage is made.
 
     Args:
         data: The content of a file.
-        max_pixels: The largest picture to decode, width times height; None for any.
-        name: What an error calls the picture, such as its path.
+        max_pixels: Most pixels (width times height) of the picture; None for no limit.
+        name: A name of the picture for errors, such as its path.
 
     Raises:
         ImportError: If simplejpeg or torchvision is missing.
-        ValueError: If the header cannot be read, or says that the picture is too large. Damaged pixels are an error where they are decoded.
+        ValueError: If the header cannot be read, or the picture is too large. Damaged pixels raise a ValueError when
+            they are decoded.
 
     Examples:
         >>> from PIL import Image
@@ -122,21 +130,21 @@ class LazyImage(tv_tensors.Image):  # type: ignore[misc]  # torchvision has no t
 
     _encoded: _Encoded
     _box: _Box
-    _pixels: Tensor | None  # of the box, once something asked for them
+    _pixels: Tensor | None  # pixels of the box, once they were decoded
 
     def __new__(cls, data: bytes, *, max_pixels: int | None = MAX_PIXELS, name: str = "") -> Self:
-        """Read the header."""
+        """Read the header of a JPEG; decode a picture of another format."""
         check_max_pixels("LazyImage", max_pixels)
         simplejpeg()
         encoded = _Encoded(bytes(data), max_pixels, name)
         return cls._of(encoded, _Box(0, 0, encoded.height, encoded.width))
 
     def __init__(self, data: bytes, *, max_pixels: int | None = MAX_PIXELS, name: str = "") -> None:
-        """Do nothing more: it is made. Tools look here for the signature."""
+        """Do nothing: `__new__` has made it. Tools read the signature here."""
 
     @classmethod
     def _of(cls, encoded: _Encoded, box: _Box) -> Self:
-        # It has no data: what gets at it without `__torch_function__` fails, and finds no wrong pixels.
+        # On the meta device there is no data: code that bypasses `__torch_function__` fails and reads no wrong pixels.
         empty = torch.empty(3, box.height, box.width, dtype=torch.uint8, device="meta")
         made = empty.as_subclass(cls)
         made._encoded, made._box, made._pixels = encoded, box, None
@@ -144,7 +152,7 @@ class LazyImage(tv_tensors.Image):  # type: ignore[misc]  # torchvision has no t
 
     @classmethod
     def wrap(cls, tensor: Tensor, like: object, **kwargs: object) -> object:  # noqa: ARG003 - torchvision's signature
-        """Return what a transform made of a LazyImage: an image with pixels."""
+        """Return the result of a transform of a LazyImage as a plain torchvision image."""
         return tensor.as_subclass(tv_tensors.Image)
 
     @classmethod
@@ -155,7 +163,7 @@ class LazyImage(tv_tensors.Image):  # type: ignore[misc]  # torchvision has no t
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """Decode, and call a function of torch with the pixels."""
+        """Call a function of torch with the decoded pixels in place of each LazyImage."""
         if func in _ASKED_OFTEN:
             return super().__torch_function__(func, types, args, kwargs)
         args, kwargs = tree_map(_decoded, (tuple(args), dict(kwargs or {})))
@@ -163,11 +171,11 @@ class LazyImage(tv_tensors.Image):  # type: ignore[misc]  # torchvision has no t
 
     @property
     def device(self, *args: object, **kwargs: object) -> torch.device:
-        """The CPU."""
+        """The device of the decoded pixels: the CPU."""
         return torch.device("cpu")
 
     def as_subclass(self, cls: Any) -> object:
-        """Decode; torch would pass over `__torch_function__` here."""
+        """Return the decoded pixels as another class of tensor; torch does not call `__torch_function__` here."""
         return self.decode().as_subclass(cls)
 
     def decode(self) -> Tensor:
@@ -177,7 +185,10 @@ class LazyImage(tv_tensors.Image):  # type: ignore[misc]  # torchvision has no t
         return self._pixels
 
     def _cropped(self, top: int, left: int, height: int, width: int) -> "LazyImage | None":
-        """Return a part of the picture, not decoded; None if it is not inside."""
+        """Return a part of the picture without decoding.
+
+        Return None if it is not all inside the picture, or the pixels are decoded already.
+        """
         box = self._box
         inside = min(top, left) >= 0 and 0 < height <= box.height - top and 0 < width <= box.width - left
         if not inside or self._pixels is not None:
@@ -185,13 +196,13 @@ class LazyImage(tv_tensors.Image):  # type: ignore[misc]  # torchvision has no t
         return self._of(self._encoded, _Box(box.top + top, box.left + left, height, width))
 
     def _cut(self, scale: int) -> Tensor:
-        """Return the box at 1/scale. Its edges are rounded to whole pixels."""
+        """Return the pixels of the box, uint8 (3, h, w), at 1/scale. Its edges are rounded to whole pixels."""
         whole, box, encoded = self._encoded.pixels(scale), self._box, self._encoded
         if whole.shape[1:] == (encoded.height, encoded.width):
             scale = 1
 
         def side(begin: int, size: int, of: int, scaled: int, turned: bool) -> slice:
-            # The file's first pixels make the first scaled one, and fewer of them the last one.
+            # The decoder scales from the file's first pixel, so the last scaled pixel covers fewer pixels.
             shift = scaled - of / scale if turned else 0
             start = round(begin / scale + shift)
             return slice(start, max(round((begin + size) / scale + shift), start + 1))
@@ -208,7 +219,7 @@ class LazyImage(tv_tensors.Image):  # type: ignore[misc]  # torchvision has no t
         return resized
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
-        if self._pixels is not None:  # they may have been changed
+        if self._pixels is not None:  # the pixels may have been changed in place
             return tv_tensors.Image, (self._pixels,)
         encoded = self._encoded
         return _unpickled, (encoded.data, encoded.max_pixels, encoded.name, tuple(self._box))
@@ -228,7 +239,7 @@ def _decoded(value: object) -> object:
 
 
 def simplejpeg() -> Any:
-    """Return the decoder, or raise an ImportError that says how to get it."""
+    """Return the module simplejpeg, or raise an ImportError that says how to install it."""
     try:
         import simplejpeg as decoder
     except ImportError as error:
@@ -238,7 +249,7 @@ def simplejpeg() -> Any:
     return decoder
 
 
-# Kernels: what torchvision's transforms call for this type.
+# Kernels: the functions that torchvision's transforms call for a LazyImage.
 
 
 def _crop(picture: LazyImage, top: int, left: int, height: int, width: int) -> object:
@@ -249,7 +260,7 @@ def _crop(picture: LazyImage, top: int, left: int, height: int, width: int) -> o
 def _center_crop(picture: LazyImage, output_size: object) -> object:
     height, width = _two(output_size)
     box = picture._box
-    # As torchvision rounds.
+    # Rounded as torchvision does.
     part = picture._cropped(round((box.height - height) / 2.0), round((box.width - width) / 2.0), height, width)
     return functional.center_crop(_as_image(picture), output_size) if part is None else part
 

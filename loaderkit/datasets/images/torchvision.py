@@ -1,4 +1,4 @@
-"""torchvision's datasets by name, and pictures of one size."""
+"""Open torchvision's datasets by name, and bring pictures to one size."""
 
 import importlib
 import inspect
@@ -18,7 +18,7 @@ _FUNCTIONAL, _SIZE = "transforms.v2.functional", "ImageDataModule: size="
 
 
 def torchvision_module(name: str, wanted_by: str) -> ModuleType:
-    """Import a module of torchvision; raise an ImportError that names who needs it, and the extra."""
+    """Import a module of torchvision; raise an ImportError that says what needs it, and how to install it."""
     try:
         return importlib.import_module(f"torchvision.{name}")
     except ImportError as error:
@@ -28,7 +28,10 @@ def torchvision_module(name: str, wanted_by: str) -> ModuleType:
 
 
 class LabelledPictures:
-    """A dataset of `(picture, label)`, with tensors or Pillow pictures, whose pictures are uint8 RGB tensors (3, H, W)."""
+    """A dataset of `(picture, label)` whose Pillow images are converted to uint8 RGB tensors (3, H, W).
+
+    Pictures that are tensors already stay as they are.
+    """
 
     def __init__(self, dataset: Any, transform: Transform | None = None) -> None:
         self.dataset = dataset
@@ -40,24 +43,24 @@ class LabelledPictures:
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         picture, label = self.dataset[index]
         if not isinstance(picture, Tensor):
-            pixels = np.array(picture.convert("RGB"))  # a method of Pillow's pictures
+            pixels = np.array(picture.convert("RGB"))  # a Pillow image
             picture = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
         return picture if self.transform is None else self.transform(picture), label
 
     def fingerprint(self) -> str:
-        """Return the name and size of the dataset; torchvision says no more."""
+        """Return the name and length of the dataset, as torchvision gives nothing else that identifies it."""
         return f"{type(self.dataset).__name__} {len(self.dataset)}"
 
 
 @dataclass(frozen=True)
 class ToSize:
-    """Scale a picture (*, H, W) until it just covers `size` (height, width), crop its center, and call `then` with it."""
+    """Scale a picture (*, H, W) until it just covers `size` (height, width), and crop its center; then apply `then`."""
 
     size: tuple[int, int]
     then: Transform | None = None
 
     def __post_init__(self) -> None:
-        torchvision_module(_FUNCTIONAL, _SIZE)  # else its absence would show in a worker
+        torchvision_module(_FUNCTIONAL, _SIZE)  # raise a missing torchvision here, not in a worker
 
     def __call__(self, picture: Tensor) -> object:
         functional = torchvision_module(_FUNCTIONAL, _SIZE)
@@ -69,7 +72,7 @@ class ToSize:
 
 
 def torchvision_kind(name: str) -> Any:
-    """Return torchvision's dataset class of this name, or raise a ValueError."""
+    """Return torchvision's dataset class of this name; raise a ValueError if it has none."""
     datasets = torchvision_module("datasets", "ImageDataModule: dataset=")
     kind = getattr(datasets, name, None) if name in datasets.__all__ else None
     if not inspect.isclass(kind):
@@ -79,7 +82,7 @@ def torchvision_kind(name: str) -> Any:
 
 
 def default_splits(kind: Any) -> dict[str, bool | str | None]:
-    """Return the splits of a torchvision dataset, and for each the value of its `train` or `split` argument."""
+    """Return the usual splits of a torchvision dataset class, each with its value of `train` or `split`."""
     settings = inspect.signature(kind).parameters
     if "train" in settings:
         return {"train": True, "test": False}
@@ -89,7 +92,10 @@ def default_splits(kind: Any) -> dict[str, bool | str | None]:
 def open_torchvision(
     kind: Any, split: object, root: str | os.PathLike[str], *, download: bool, options: Mapping[str, object]
 ) -> Any:
-    """Open a split of a torchvision dataset; raise a FileNotFoundError if it is not in `root` and not to be downloaded."""
+    """Open a split of a torchvision dataset.
+
+    Raise a FileNotFoundError if its files are missing or damaged in `root`.
+    """
     settings = inspect.signature(kind).parameters
     given = {"root": os.fspath(root), "download": download, "train": split, "split": split}
     known = {key: value for key, value in given.items() if key in settings}

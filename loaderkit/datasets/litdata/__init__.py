@@ -1,1 +1,1 @@
-"""Samples of chunks that litdata writes, read in place."""
+"""Read samples from the chunks that litdata writes, without converting them."""

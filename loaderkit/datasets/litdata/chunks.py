@@ -1,4 +1,7 @@
-"""Open chunks of litdata: plain items, items or frames of items in zstd, and rows in an Arrow file."""
+"""Read samples from a chunk file of litdata: plain items, compressed items or frames of items (zstd), or Arrow rows.
+
+An item is one encoded sample.
+"""
 
 import struct
 from abc import ABC, abstractmethod
@@ -19,20 +22,20 @@ from loaderkit.system.types import Array
 if TYPE_CHECKING:
     import pyarrow as pa
 
-DecodeRow = Callable[[memoryview, int], object]  # from an item's bytes and its row to a sample
+DecodeRow = Callable[[memoryview, int], object]  # makes a sample from an item's bytes and its row in the chunk
 
 ARROW_MAGIC, FRAMED_MAGIC = b"LDARW01\0", b"LDFZ01\0\0"
-ARROW_END = struct.Struct("<I8s")  # length of the Arrow file, magic
-FRAMED_HEAD = struct.Struct("<8sHHIII")  # magic, version, flags, items, items of a frame, frames
+ARROW_END = struct.Struct("<I8s")  # length of the Arrow file in bytes, magic
+FRAMED_HEAD = struct.Struct("<8sHHIII")  # magic, version, flags, number of items, items in a frame, number of frames
 FRAME = np.dtype([("first", "<u4"), ("items", "<u4"), ("start", "<u8"), ("packed", "<u4"), ("size", "<u4")])
-_KEPT_BYTES = 1 << 26  # of unpacked frames that an open chunk keeps
+_KEPT_BYTES = 1 << 26  # decompressed frames that an open chunk keeps
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 T = TypeVar("T")
 
 
 class Chunk(ABC):
-    """An open chunk: its samples are read by their rows."""
+    """An open chunk, whose samples are read by their rows in it."""
 
     def __init__(self, file: LineFile) -> None:
         self.file = file
@@ -42,11 +45,11 @@ class Chunk(ABC):
 
     @abstractmethod
     def samples(self, rows: Int64Array, decode: DecodeRow) -> list[object]:
-        """Return samples (B,); `decode` makes one from an item's bytes and its row."""
+        """Return the samples at `rows` (B,). `decode` makes each from its item; Arrow rows are not passed to it."""
 
 
 class PlainChunk(Chunk):
-    """Items one after another; each is a frame of zstd if `packed`."""
+    """Items one after another; if `packed`, each item is compressed as a zstd frame of its own."""
 
     def __init__(self, file: LineFile, bounds: Bounds, *, packed: bool) -> None:
         super().__init__(file)
@@ -66,13 +69,16 @@ class PlainChunk(Chunk):
 
 
 class _Kept(Generic[T]):
-    """What was unpacked last, by number."""
+    """A cache of the decompressed frames or batches that were used last, by number, of up to `_KEPT_BYTES`."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[int, tuple[int, T]] = OrderedDict()
 
     def get(self, number: int, make: Callable[[int], tuple[int, T]]) -> T:
-        """Return what `make` makes of a number, with its size in bytes: what was kept, or something new."""
+        """Return the cached value of a number.
+
+        If there is none, `make(number)` returns its size in bytes, and the value.
+        """
         if number not in self._found:
             size, value = make(number)
             while self._found and sum(kept for kept, _ in self._found.values()) + size > _KEPT_BYTES:
@@ -83,7 +89,7 @@ class _Kept(Generic[T]):
 
 
 class FramedChunk(Chunk):
-    """Frames of zstd with some items each; those that were read last stay unpacked."""
+    """Zstd frames of several items each. Frames that were used last are kept decompressed."""
 
     def __init__(self, file: LineFile, bounds: Int64Array, frames: Array) -> None:
         super().__init__(file)
@@ -109,7 +115,10 @@ class FramedChunk(Chunk):
 
 
 class ArrowChunk(Chunk):
-    """Rows of plain dicts in an Arrow file that follows a head without items; batches that were read last stay unpacked."""
+    """Samples as rows of an Arrow file, which follows a chunk header without items.
+
+    Batches that were used last are kept.
+    """
 
     def __init__(self, file: LineFile, content: memoryview, samples: int) -> None:
         super().__init__(file)
@@ -131,7 +140,7 @@ class ArrowChunk(Chunk):
                 if is_file
                 else _Batches(list(pa.ipc.open_stream(source, options=options)))
             )
-            self._each = max(1, self._reader.get_batch(0).num_rows)  # all have as many, but the last
+            self._each = max(1, self._reader.get_batch(0).num_rows)  # the last batch may have fewer rows
         except self._errors as error:
             raise _arrow_error(file.shard, str(error)) from error
         if self._reader.num_record_batches != -(-samples // self._each):
@@ -156,7 +165,7 @@ class ArrowChunk(Chunk):
         wanted = min(self._each, self._samples - number * self._each)
         if batch.num_rows != wanted:
             raise ValueError(f"batch {number} has {batch.num_rows:,} rows, wanted {wanted:,}")
-        batch.validate(full=True)  # Arrow does not compare a file's own numbers by itself
+        batch.validate(full=True)  # Arrow does not check a file's offsets by itself
         return batch.nbytes, batch
 
 
@@ -165,7 +174,7 @@ def _arrow_error(shard: str, what: str) -> ShardError:
 
 
 class _Batches:
-    """Batches in memory, as a reader of an Arrow file has them."""
+    """Batches in memory, with the interface of pyarrow's reader of Arrow files."""
 
     def __init__(self, batches: "Sequence[pa.RecordBatch]") -> None:
         self._batches, self.num_record_batches = batches, len(batches)
@@ -175,7 +184,11 @@ class _Batches:
 
 
 def _zstd_size(item: memoryview, where: str) -> int:
-    """Return the size of the content of a frame of zstd, as its head says (RFC 8878, 3.1.1.1)."""
+    """Return the decompressed size in bytes that the header of a zstd frame gives (RFC 8878, 3.1.1.1).
+
+    Raises:
+        ShardError: If the item is not a zstd frame, or its header gives no size.
+    """
     if bytes(item[:4]) == _ZSTD_MAGIC and len(item) > 5:
         flags = item[4]
         single = flags >> 5 & 1

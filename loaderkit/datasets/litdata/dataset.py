@@ -1,4 +1,7 @@
-"""litdata's chunks: samples of any leaves, decoded as litdata decodes them."""
+"""Read datasets in litdata's format. Samples are decoded as litdata decodes them.
+
+A sample is a tree of dicts, lists and tuples. Its leaves are the values, each encoded by itself.
+"""
 
 import dataclasses
 import json
@@ -33,11 +36,11 @@ from loaderkit.system.arrays import Int64Array
 
 
 class _Config(NamedTuple):
-    """What the config of index.json says of samples: formats of the leaves, and the tree and the compression as texts."""
+    """The part of index.json's config that describes samples."""
 
-    formats: tuple[str, ...]
-    spec: str
-    level: str  # of the compression: "", "batch", "sample" or "chunk"
+    formats: tuple[str, ...]  # of the leaves, in order
+    spec: str  # the tree, as JSON
+    level: str  # what is compressed as one: "" (nothing), "batch", "sample" or "chunk"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,11 +48,15 @@ class _Layout:
     formats: tuple[str, ...]
     decoders: tuple[Decode, ...]
     tree: Tree
-    sizes: str  # struct's format of the sizes of the leaves
-    keys: tuple[object, ...] | None  # of samples that are a dict of leaves
+    sizes: str  # the format, for `struct`, of the sizes of all leaves
+    keys: tuple[object, ...] | None  # the keys if a sample is a flat dict of leaves; else None
 
     def decode(self, content: memoryview, where: str, row: int) -> object:
-        """Return a sample from its item: the sizes of all leaves, then the leaves."""
+        """Return a sample from its item, which has the sizes of all leaves in bytes, then the leaves.
+
+        Raises:
+            ShardError: If a leaf cannot be decoded. `where` and `row` are for its message.
+        """
         values: list[object] = []
         try:
             at = 4 * len(self.decoders)
@@ -78,25 +85,27 @@ class _OpenChunk:
 
 
 class LitDataset(ListedDataset):
-    """Samples of chunks that litdata's `optimize` writes, in place.
+    """Samples of the chunks that litdata's `optimize` writes.
 
-    A sample is what `litdata.StreamingDataset` gives: dicts, lists and tuples of numbers, texts, bytes, tensors, arrays and pictures. A JPEG is
-    a uint8 tensor (3, H, W), another picture one of Pillow. The chunks may be plain or compressed with zstd, and may have Arrow
-    rows. No index is made, and nothing is written into the folder. Chunks that are compressed as a whole are unpacked into the
-    cache of `storage`, or into memory if it has none. Chunks of tokens, which a `TokensLoader` reads, are for `lk.DocumentDataset`.
+    A sample is what `litdata.StreamingDataset` gives: dicts, lists and tuples of numbers, texts, bytes, tensors, arrays
+    and pictures. A picture in litdata's format "pil" is a Pillow image, any other a uint8 tensor (3, H, W). Chunks
+    may be plain or compressed with zstd, and may have Arrow rows. No index is made, and nothing is written into the
+    folder. Chunks that are compressed as a whole are decompressed into the cache of `storage`, or into memory if there
+    is no cache. Chunks of tokens, which litdata's `TokensLoader` reads, are for `lk.DocumentDataset`.
 
     Args:
         urls: A folder or URL with an index.json, or a list of them.
-        decode: Functions by format of a leaf (such as "jpeg", or "no_header_tensor:17") that replace the usual ones. Each takes the leaf's
-            bytes. `{"jpeg": bytes}` leaves pictures encoded, `{"pickle": pickle.loads}` reads pickles of a writer that you trust.
+        decode: Functions that replace the usual decoders, by the format of a leaf, such as "jpeg" or
+            "no_header_tensor:17". Each takes the leaf's bytes. `{"jpeg": bytes}` leaves pictures encoded.
+            `{"pickle": pickle.loads}` reads pickles: only from a writer that you trust.
         transform: Called with each sample; its result replaces the sample.
         max_open: Chunks that a process keeps open, with all its threads.
-        storage: How to reach remote folders, and where to keep copies and unpacked chunks.
+        storage: How to reach remote folders, and where to keep copies and decompressed chunks.
 
     Raises:
         FileNotFoundError: If a folder has no index.json, or a chunk is missing.
-        ShardError: If a chunk or index.json is cut or damaged, or the chunks are encrypted, or have pickled or unknown leaves. On reading:
-            if a leaf cannot be decoded.
+        ShardError: If a chunk or index.json is cut or damaged, or the chunks are encrypted, or leaves are pickled or of
+            an unknown format without a function in `decode`. On reading: if a leaf cannot be decoded.
         ImportError: If chunks have Arrow rows or zstd, and pyarrow is not installed.
 
     Examples:
@@ -144,7 +153,7 @@ class LitDataset(ListedDataset):
             ) from error
 
     def check_layouts(self, entries: Mapping[str, Listed]) -> None:
-        """Raise a ShardError if samples of several folders are of different trees."""
+        """Raise a ShardError unless the samples of all folders have the same structure."""
         first: tuple[str, Tree] | None = None
         for shard, entry in entries.items():
             tree = self._layouts[entry.layout].tree
@@ -191,7 +200,7 @@ class LitDataset(ListedDataset):
         return PlainChunk(file, bounds, packed=entry.layout.level == "sample")
 
     def _arrow_file(self, shard: str, file: LineFile, start: int, stop: int) -> memoryview:
-        """Return bytes of a shard: mapped from a local file or copy, else read."""
+        """Return a shard's bytes from `start` to `stop`: memory-mapped from a local file or copy, else read."""
         descriptor = file.descriptor
         if descriptor is None:
             return memoryview(self.read_head(shard, file, start, stop))

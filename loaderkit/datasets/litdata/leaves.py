@@ -1,4 +1,4 @@
-"""The leaves of litdata's samples, as litdata decodes them, and the trees that they make."""
+"""Decode the leaves (values) of litdata's samples as litdata does, and build samples from them."""
 
 import json
 import struct
@@ -20,7 +20,7 @@ from loaderkit.system.types import Array, DType
 
 Decode = Callable[[memoryview], object]
 
-# The numbers of dtypes are two tables. torch's has two numbers for a dtype with two names.
+# litdata's numbers for dtypes: one table for tensors, one for arrays. torch's dtypes with two names have two numbers.
 _TENSORS = {
     0: torch.float32,
     1: torch.float32,
@@ -51,14 +51,14 @@ _ARRAYS: dict[int, DType] = dict(
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A node of a sample: a leaf if it has no kind."""
+    """A node of a sample's structure: a leaf if `kind` is "", else a "dict", "list", "tuple" or "ordered" dict."""
 
     kind: str = ""
     keys: tuple[object, ...] = ()
     children: tuple["Tree", ...] = ()
 
     def build(self, leaves: Iterator[object]) -> object:
-        """Return the sample of leaves, which are used up in their order."""
+        """Return a sample, built from the next leaves of an iterator."""
         if not self.kind:
             return next(leaves)
         values = [child.build(leaves) for child in self.children]
@@ -83,10 +83,10 @@ _KINDS = {
 
 
 def tree_of(spec: str, where: str) -> Tree:
-    """Return the tree of a `data_spec`, which torch's pytrees wrote as JSON.
+    """Return the structure of samples from litdata's `data_spec`, which is a torch pytree as JSON.
 
     Raises:
-        ShardError: If it has other containers than dicts, lists and tuples.
+        ShardError: If it has containers other than dicts, lists and tuples. `where` begins the message.
     """
     _, root = json.loads(spec)
     return _node(root, where)
@@ -112,12 +112,12 @@ def decoder_of(form: str, own: Mapping[str, Callable[[bytes], object]], where: s
     """Return the function that decodes a leaf of a format, such as "no_header_tensor:17".
 
     Args:
-        form: As `data_format` names it.
-        own: Functions of the user's by format, with or without its argument; each takes the bytes.
-        where: The dataset, for errors.
+        form: The format, as in `data_format` of index.json.
+        own: The user's functions by format, with or without the argument after ":"; each takes the leaf's bytes.
+        where: The path of index.json, for errors.
 
     Raises:
-        ShardError: If the format is not known, or unpickles.
+        ShardError: If the format is not known, or decoding it would unpickle.
     """
     name, _, argument = form.partition(":")
     if (given := own.get(form, own.get(name))) is not None:

@@ -1,4 +1,4 @@
-"""Lists and dicts in litdata's compact form: a tag, then the values."""
+"""Decode lists and dicts from litdata's compact binary format, in which each value follows a tag with its type."""
 
 import json
 import struct
@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 
 _U32 = struct.Struct("<I")
-_JSON_TEXT = 0x20  # greater first bytes are of plain JSON, which older versions wrote
+_JSON_TEXT = 0x20  # a greater first byte is of plain JSON, which older versions wrote
 
 
 def decode_nested(data: memoryview) -> object:
     """Return the value of a leaf of the format "json".
 
     Raises:
-        ValueError: If it has an unknown tag, or is longer than its value.
-        struct.error: If it is too short.
+        ValueError: If the bytes have an unknown tag, or are more or fewer than the value needs.
     """
     if not data or data[0] > _JSON_TEXT:
         return json.loads(bytes(data))

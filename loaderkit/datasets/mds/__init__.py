@@ -1,1 +1,1 @@
-"""Samples of MDS shards, as mosaicml-streaming writes them, read in place."""
+"""Read samples from MDS shards, which mosaicml-streaming writes, without converting them."""

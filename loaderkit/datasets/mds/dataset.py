@@ -1,4 +1,4 @@
-"""MDS shards: one dict of values for each sample, decoded as mosaicml-streaming decodes them."""
+"""Read MDS shards: each sample is a dict of values, decoded as mosaicml-streaming decodes them."""
 
 import dataclasses
 import struct
@@ -22,18 +22,18 @@ _PLAIN = ".mds"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Layout:
-    """How to decode samples: the columns in the order of the file, and which of them to give, in which order."""
+    """How to decode a shard's samples: all its columns (C,) in the order of the file, and which of them are wanted."""
 
     names: tuple[str, ...]
-    decoders: tuple[Decode | None, ...]  # None for columns that are left out
-    sizes: tuple[int | None, ...]
-    wanted: tuple[str, ...] | None  # None for all, in their order
+    decoders: tuple[Decode | None, ...]  # None for a column that is not wanted
+    sizes: tuple[int | None, ...]  # bytes of each value; None if sizes vary
+    wanted: tuple[str, ...] | None  # names in the order to return; None for all, in the order of the file
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _OpenShard:
     file: LineFile
-    bounds: Bounds  # (N + 1,) where samples begin, and the last ends
+    bounds: Bounds  # (N + 1,) the bytes at which samples begin, and at which the last one ends
     layout: _Layout
 
     def close(self) -> None:
@@ -41,29 +41,30 @@ class _OpenShard:
 
 
 class MDSDataset(ListedDataset):
-    """Samples of MDS shards, as mosaicml-streaming writes them, in place.
+    """Samples of MDS shards, which mosaicml-streaming writes.
 
-    A sample is a dict with the columns in the order of the file, which is that of their names. The values are those of
-    `streaming.StreamingDataset`: numbers of Python or numpy, arrays, texts, bytes, JSON, and pictures of Pillow. Nothing is
-    written into the folder, and no index is made: index.json has the number of samples, and each shard has its offsets. Compressed
-    shards (zstd, gz, bz2, br, snappy) are unpacked into the cache of `storage`, or into memory if it has none.
+    A sample is a dict with the columns in the order of the file, which is sorted by name. The values are those of
+    `streaming.StreamingDataset`: Python or numpy numbers, arrays, texts, bytes, JSON, and Pillow images. Nothing is
+    written into the folder, and no index is made: index.json has the number of samples, and each shard has its offsets.
+    Compressed shards (zstd, gz, bz2, br, snappy) are decompressed into the cache of `storage`, or into memory if there
+    is no cache.
 
     Args:
         urls: A folder or URL with an index.json, or a list of them, one for each stream.
         columns: Columns to read, in this order; by default all.
-        split: The folder within each one that has the index.json, such as "train".
-        decode: Functions by encoding (such as "jpeg", or "ndarray:uint8") that replace the usual ones. Each takes the value's
-            bytes. `{"jpeg": lk.DECODERS["jpg"]}` decodes pictures to uint8 (3, H, W), `{"pkl": pickle.loads}` reads pickles of a
-            writer that you trust.
+        split: The subfolder of each folder in `urls` that has the index.json, such as "train".
+        decode: Functions that replace the usual decoders, by encoding, such as "jpeg" or "ndarray:uint8". Each takes
+            the value's bytes. `{"jpeg": lk.DECODERS["jpg"]}` decodes pictures to uint8 (3, H, W).
+            `{"pkl": pickle.loads}` reads pickles: only from a writer that you trust.
         transform: Called with each sample; its result replaces the sample.
         max_open: Shards that a process keeps open, with all its threads.
-        storage: How to reach remote folders, and where to keep copies and unpacked shards.
+        storage: How to reach remote folders, and where to keep copies and decompressed shards.
 
     Raises:
         FileNotFoundError: If a folder has no index.json, or a shard is missing.
-        ShardError: If a shard or index.json is cut, damaged or of another format, or a column is pickled or of an unknown encoding. On
-            reading: if a value cannot be decoded.
-        ImportError: If shards are packed by zstd, br or snappy, and pyarrow is not installed.
+        ShardError: If a shard or index.json is cut, damaged or of another format, or a column is pickled or of an
+            unknown encoding without a function in `decode`. On reading: if a value cannot be decoded.
+        ImportError: If shards are compressed with zstd, br or snappy, and pyarrow is not installed.
 
     Examples:
         >>> dataset = lk.MDSDataset("s3://bucket/mds", split="train")  # doctest: +SKIP
@@ -93,7 +94,7 @@ class MDSDataset(ListedDataset):
         return read_index(folder, self.storage)
 
     def check_layouts(self, entries: Mapping[str, Listed]) -> None:
-        """Raise a ShardError if the wanted columns are missing, cannot be read, or differ between shards."""
+        """Raise a ShardError if a wanted column is missing, has no decoder, or differs in encoding between shards."""
         first: tuple[str, dict[str, str]] | None = None
         for shard, entry in entries.items():
             columns: Columns = entry.layout
@@ -140,12 +141,16 @@ class MDSDataset(ListedDataset):
         ]
 
     def fingerprint(self) -> str:
-        """Return the names, sizes and numbers of samples of the plain shards, and the columns."""
+        """Return a text of the uncompressed shards' names, sizes and numbers of samples, and of the wanted columns."""
         return super().fingerprint() + ("" if self.columns is None else f" columns {list(self.columns)}")
 
 
 def _decode(handle: _OpenShard, content: memoryview, row: int) -> dict[str, object]:
-    """Return a sample from its bytes: the sizes of the columns that have no fixed one, then all values."""
+    """Return a sample from its bytes: first the sizes of the values that have no fixed size, then all values.
+
+    Raises:
+        ShardError: If a value cannot be decoded.
+    """
     layout = handle.layout
     sample: dict[str, object] = {}
     name = ""

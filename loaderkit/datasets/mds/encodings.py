@@ -1,4 +1,4 @@
-"""The values of MDS columns, as mosaicml-streaming decodes them."""
+"""Decode the values of MDS columns as mosaicml-streaming does."""
 
 import decimal
 import json
@@ -15,7 +15,7 @@ from loaderkit.system.types import Array, DType
 Decode = Callable[[memoryview], object]
 
 _NUMBERS = ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
-# Numbers that an array has in its head for its dtype.
+# The numbers for dtypes in the header of an array.
 _DTYPES = dict(
     zip(
         (8, 9, 16, 17, 18, 32, 33, 34, 64, 65, 66),
@@ -29,12 +29,12 @@ def decoder_of(encoding: str, own: Mapping[str, Callable[[bytes], object]], wher
     """Return the function that decodes a value of an encoding, such as "ndarray:float32:3".
 
     Args:
-        encoding: As index.json names it.
-        own: Functions of the user's by encoding, with or without its arguments; each takes the bytes.
+        encoding: The encoding, as in index.json.
+        own: The user's functions by encoding, with or without the arguments after ":"; each takes the value's bytes.
         where: The shard and the column, for errors.
 
     Raises:
-        ShardError: If the encoding is not known, or unpickles.
+        ShardError: If the encoding is not known, or decoding it would unpickle.
     """
     name, _, arguments = encoding.partition(":")
     if (given := own.get(encoding, own.get(name))) is not None:
@@ -88,7 +88,9 @@ def _str_decimal(data: memoryview) -> decimal.Decimal:
 
 
 def pieces(data: memoryview, start: int) -> list[memoryview]:
-    """Return the parts of a value that has their number at byte `start`, then their sizes, then the parts.
+    """Return the parts of a value that is a list.
+
+    At byte `start` the value has the number of parts, then their sizes in bytes, then the parts.
 
     Raises:
         ValueError: If the value does not end with the last part.
@@ -122,7 +124,7 @@ def _array_decoder(encoding: str, arguments: str, where: str) -> Decode:
 
 
 def _array(dtype: DType | None, shape: tuple[int, ...] | None, data: memoryview) -> Array:
-    """Return a writable array; its dtype and its shape are in its head unless all values of the column have them."""
+    """Return a writable array. A dtype or shape that is None is read from the header of the value."""
     at = 0
     if dtype is None:
         dtype, at = np.dtype(_DTYPES[data[0]]), 1

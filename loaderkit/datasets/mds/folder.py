@@ -1,4 +1,4 @@
-"""What index.json says of the shards of an MDS folder."""
+"""Read the list of shards of an MDS folder from its index.json."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from loaderkit.files.urls import is_remote, open_file, relative_to
 
 
 class Columns(NamedTuple):
-    """The columns of a shard: names, encodings, and sizes in bytes or None, each (C,)."""
+    """The columns (C,) of a shard: their names, encodings, and sizes of a value in bytes (None if sizes vary)."""
 
     names: tuple[str, ...]
     encodings: tuple[str, ...]
@@ -21,11 +21,12 @@ class Columns(NamedTuple):
 
 
 def read_index(folder: str, storage: Storage) -> list[Listed]:
-    """Return the shards of a folder in their order.
+    """Return the shards of a folder in the order of index.json.
 
     Raises:
         FileNotFoundError: If the folder has no index.json.
-        ShardError: If index.json is not that of an MDS dataset. Also if there is none, but splits are in the folder.
+        ShardError: If index.json is not that of an MDS dataset. Also if there is none, but subfolders (splits) have
+            one.
     """
     place = join(folder, INDEX)
     try:
@@ -33,7 +34,7 @@ def read_index(folder: str, storage: Storage) -> list[Listed]:
             content = file.read()
     except FileNotFoundError as error:
         raise _missing(folder, storage) from error
-    known: dict[Columns, Columns] = {}  # shards share them
+    known: dict[Columns, Columns] = {}  # equal columns are kept once for all shards
     try:
         entries = json.loads(content)["shards"]
         found = []
@@ -92,7 +93,10 @@ def _missing(folder: str, storage: Storage) -> Exception:
 
 
 def _splits(folder: str, storage: Storage) -> Iterator[str]:
-    """Yield the folders directly within a folder that have an index.json."""
+    """Yield the names of a folder's direct subfolders that have an index.json.
+
+    Yield none over HTTP, which lists no folders.
+    """
     found: Sequence[str]
     if not is_remote(folder):
         found = [f"{name}/{INDEX}" for name in _list(folder) if os.path.isfile(f"{folder}/{name}/{INDEX}")]  # noqa: PTH113

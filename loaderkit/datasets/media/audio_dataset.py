@@ -1,4 +1,4 @@
-"""Audio as waveforms: whole files, or clips of a given length."""
+"""Audio files as waveforms: whole, or as clips of a given length."""
 
 import os
 from typing import Any, ClassVar, Literal
@@ -18,43 +18,47 @@ from loaderkit.system.arrays import Int64Array
 from loaderkit.system.types import Array
 
 _CLIPS = ("random", "middle", "all")
-_REST_S = 0.05  # a shorter rest is mostly what an encoder added
+_REST_S = 0.05  # seconds; a shorter rest is mostly padding by the encoder
 
 
 class AudioDataset(ClipDataset):
     """Audio files, or a dataset with a field of encoded audio, as waveforms.
 
-    A sample is a dict: `"waveform"` float32 (channels, samples) from -1 to 1, `"sample_rate"`, and the other fields of the
-    source, such as `"label"`. With `clip_s` all waveforms are equally long. A shorter file, or a file's last clip, ends with
-    silence, and `"length"` says how many samples are sound. Without it a sample is a whole file:
-    `PadCollate({"waveform": Pad(dims=1, lengths=True)})` makes batches.
+    A sample is a dict: `"waveform"` float32 (channels, samples) from -1 to 1, `"sample_rate"`, and the other fields of
+    the source, such as `"label"`. With `clip_s` all waveforms have the same length: a shorter file, or a file's last
+    clip, ends with silence, and `"length"` is the number of samples before that silence. Without `clip_s` each sample
+    is a whole file: `PadCollate({"waveform": Pad(dims=1, lengths=True)})` makes batches.
 
-    FFmpeg decodes, in one thread. A clip is found by a seek, and only its part of the file is decoded: the same samples as in
-    the whole file. The length of a file is what its header says; if that is not exact, its packets are counted or its end is
-    decoded. A file that ends more than 0.25 s earlier is an error.
+    FFmpeg decodes, in one thread. It seeks to a clip and decodes only that part of the file, to the same samples as a
+    decode of the whole file. The length of a file is taken from its header; if the header is not exact, packets are
+    counted or the end of the file is decoded. A file that ends more than 0.25 s before that length is an error.
 
     Args:
         source: A path, folder, glob or URL of files, or a list of them. Or a dataset of dicts, such as `TarDataset`, whose field
             holds the bytes of a file, its path or its URL.
-        field: The field of a dataset. By default the one whose name ends as audio files do ("flac", "left.wav").
-        labels: "folder" numbers the folders of `source` as classes. Or a value for each file of a list.
-        clip_s: Seconds of a clip. None: whole files.
-        clips: "random": a clip that starts anywhere, one for each file. "middle": one from its middle. "all": one after
-            another; a rest below 0.05 s is left out. With "all" the headers of all files are read at once.
-        sample_rate: Samples in a second, by FFmpeg's resampler; None keeps each file's own.
-        mono: Whether to average the channels.
-        max_s: The longest file to decode as a whole; None for any.
-        decoder: "pyav", or "torchcodec", which is faster and needs FFmpeg on the machine. Both give the same clips; lossless audio
-            also has the same bits. A run resumes with the decoder that it began with.
+        field: The dataset's field with the audio. By default the one whose name ends like an audio file's ("flac",
+            "left.wav").
+        labels: "folder": the folders in `source` are classes, numbered in sorted order. Or a list with a value for each
+            file.
+        clip_s: Length of a clip in seconds. None: whole files.
+        clips: "random": one clip of each file, with a random start. "middle": the middle clip of each file. "all": all
+            clips of a file, one after another; a rest below 0.05 s is left out. For "all" the headers of all files are
+            read when the dataset is made.
+        sample_rate: Sample rate in Hz to resample to, by FFmpeg; None keeps each file's rate.
+        mono: Whether to average the channels to one.
+        max_s: Without `clip_s`: the longest file to decode, in seconds; None for no limit.
+        decoder: "pyav", or "torchcodec", which is faster and needs FFmpeg on the machine. Both give the same clips, and
+            for lossless audio the same values. A run can resume only with the same decoder.
         transform: Called with each sample; its result replaces the sample.
         storage: How to reach remote files.
-        cache_dir: Folder that keeps the lengths of files; None keeps nothing.
-        jobs: Processes that read the lengths of files.
+        cache_dir: Folder in which to store the lengths of files; None stores nothing.
+        jobs: Number of processes that read the lengths of files.
 
     Raises:
-        ImportError: If PyAV is missing, or the chosen decoder.
+        ImportError: If PyAV or the chosen decoder is not installed.
         FileNotFoundError: If there are no files.
-        ValueError: If a setting is out of range. On reading: if a file cannot be decoded, is cut or too long.
+        ValueError: If a setting is out of range. On reading: if a file cannot be decoded, is cut, or is longer than
+            `max_s`.
 
     Examples:
         >>> import wave
@@ -112,9 +116,9 @@ class AudioDataset(ClipDataset):
         )
 
     def lengths(self) -> Int64Array:
-        """Return the number of samples of each waveform (N,); 1 for a file that cannot be read.
+        """Return the number of samples in each waveform, (N,) int64; 1 for a file that cannot be read.
 
-        The end of a file is decoded if it rounds times, as Matroska and WebM do.
+        If a file's format rounds times, as Matroska and WebM do, the end of the file is decoded.
         """
         seconds, rates = self.times().T
         rates = np.where(np.isnan(rates), np.nan, self.sample_rate or rates)
@@ -146,7 +150,10 @@ class AudioDataset(ClipDataset):
         return {**_sample(sized(wave, size), rate), "length": min(wave.shape[1], size)}
 
     def _part(self, audio: AudioReader, start: int, count: int) -> tuple[Waveform, int]:
-        """Return a part of a file at the wanted rate, and this rate."""
+        """Return `count` samples of a file from `start` on, resampled and mixed as wanted, and their sample rate.
+
+        `start` and `count` are at the file's own sample rate.
+        """
         if self.max_s is not None and self.clip_s is None and audio.samples > self.max_s * audio.sample_rate:
             raise ValueError(
                 f"it lasts {audio.samples / audio.sample_rate:,.0f} s, wanted at most max_s={self.max_s:,.0f}. Give clip_s=, or a larger max_s=."

@@ -1,4 +1,4 @@
-"""Datasets of clips. A sample is a file of audio or video, or a part of one."""
+"""The base of datasets of clips. A clip is a part of an audio or video file, or the whole file."""
 
 import os
 from abc import abstractmethod
@@ -27,7 +27,7 @@ CACHE_DIR = "~/.cache/loaderkit/media"
 
 
 class ClipDataset(DeclaresDraws):
-    """A base class: files, or samples of a dataset with a field of encoded bytes, decoded to clips."""
+    """A base class: clips of files, or of a field of a dataset's samples that has encoded bytes, a path or a URL."""
 
     suffixes: ClassVar[tuple[str, ...]]
 
@@ -44,7 +44,8 @@ class ClipDataset(DeclaresDraws):
         cache_dir: str | os.PathLike[str] | None,
         jobs: int,
     ) -> None:
-        decoder_named(decoder).version()  # if it is missing, no policy for bad samples should skip every sample
+        # Raises now if the decoder is missing; later, a policy for bad samples would skip every sample.
+        decoder_named(decoder).version()
         self.source: Any = source
         if _is_urls(source):
             self.source, field = MediaFiles(source, self.suffixes, labels, storage), FILE
@@ -54,7 +55,7 @@ class ClipDataset(DeclaresDraws):
         self.field, self.clips, self.decoder, self.transform = field, clips, decoder, transform
         self._storage, self._cache_dir, self._jobs = storage, cache_dir, jobs
         self._times: Times | None = None
-        # Where each file's clips end (files,). Without it, each file is one sample.
+        # For each file, the index of the sample after its last clip (files,). None if each file is one sample.
         self._ends = np.cumsum(self._counts(*self.times().T)) if clips == "all" else None
 
     def __len__(self) -> int:
@@ -74,13 +75,17 @@ class ClipDataset(DeclaresDraws):
         return per_sample(lambda row: self._decode(samples[row], *places[row]), range(len(places)))
 
     def decode(self, content: Content) -> dict[str, Any]:
-        """Return the fields of a clip of any file, by its bytes or its place, under these settings."""
+        """Return the fields of one clip of any file, decoded with this dataset's settings.
+
+        `content` is the file's bytes, or its path or URL. With clips="all" it is the first clip.
+        """
         return self._read(content, 0)
 
     def times(self) -> Times:
-        """Return each file's length in seconds, and its samples or frames in a second (files, 2); NaN if unreadable.
+        """Return each file's duration in seconds and its sample or frame rate, (files, 2) float64; NaN if unreadable.
 
-        PyAV reads them, for any decoder. The headers of all files are read at the first call, and the result is kept in `cache_dir`.
+        PyAV reads them, whichever decoder is chosen. The first call reads the headers of all files, or the result of an
+        earlier run in `cache_dir`.
         """
         if self._times is None:
             size = len(self.source)
@@ -88,11 +93,11 @@ class ClipDataset(DeclaresDraws):
         return self._times
 
     def place(self, index: int) -> Place | None:
-        """Return where a sample is kept, if the source says it."""
+        """Return where a sample's file is stored; None if the source cannot tell."""
         return place_of(self.source, self._locate(index)[0])
 
     def fingerprint(self) -> str:
-        """Return the source's fingerprint, the decoder unless it is PyAV, and how files are cut into samples."""
+        """Return a text of the source's fingerprint, the decoder unless it is PyAV, and how clips="all" cuts files."""
         found = fingerprint_of(self.source)
         if self.decoder != "pyav":
             found = f"{found} by {self._decoded_by()}"
@@ -110,22 +115,25 @@ class ClipDataset(DeclaresDraws):
 
     @abstractmethod
     def _measure(self, content: Content) -> tuple[float, float]:
-        """Return the seconds of encoded bytes, or of the file at a place, and their samples or frames in a second."""
+        """Return a file's duration in seconds, and its sample rate (audio) or frame rate (video).
+
+        `content` is the encoded bytes, or a path or URL.
+        """
 
     @abstractmethod
     def _counts(self, seconds: Array, rates: Array) -> Int64Array:
-        """Return how many clips files have, by their times (files,); one if they are NaN."""
+        """Return the number of clips of each file (files,) from `times()`; 1 for a file whose values are NaN."""
 
     @abstractmethod
     def _cut(self) -> str:
-        """Return the settings that decide which clips there are."""
+        """Return, as text, the settings that decide which clips a file is cut into."""
 
     @abstractmethod
     def _read(self, content: Content, clip: int) -> dict[str, Any]:
-        """Return the fields of a clip; `clip` is its number in the file."""
+        """Return the fields of a clip of a file; `clip` is its number in the file."""
 
     def _decoded_by(self) -> str:
-        """Return what decides the bits of a sample, next to the file."""
+        """Return the decoder, as text, with all that may change the decoded values."""
         return self.decoder
 
     @property
@@ -173,7 +181,10 @@ class ClipDataset(DeclaresDraws):
 
 
 def start_of_clip(clips: str, clip: int, whole: float, length: float) -> float:
-    """Return where a clip starts in a file, in the unit of its length and of the file's.
+    """Return where a clip starts in its file.
+
+    `whole` is the length of the file and `length` that of a clip, in one unit, which the result has too. `clip` is its
+    number.
 
     Random starts are drawn from `sample_rng()`.
     """

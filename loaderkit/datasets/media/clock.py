@@ -1,4 +1,7 @@
-"""Which sample a run of decoded frames begins with, where the time of one frame does not tell it."""
+"""Find which sample a run of decoded audio frames begins with, if the time of one frame is not exact.
+
+Samples are counted from the start of the stream.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -7,20 +10,23 @@ from functools import reduce
 from math import ceil, floor, gcd
 from typing import Protocol
 
-# Frames one after another: the time of each in samples since the stream's start, if it is known, and its number of samples.
+# Consecutive frames: the time of each in samples since the stream's start (None if unknown), and its number of samples.
 Run = Sequence[tuple[float | None, int]]
 
 
 class Clock(Protocol):
-    """Tells which sample a run begins with."""
+    """A way to find the sample that a run begins with, from the times of its frames."""
 
     def begin_of(self, run: Run) -> int | None:
-        """Return the sample with which a run of frames begins; None if its times do not tell."""
+        """Return the number of the sample that a run of frames begins with; None if the times do not tell."""
         ...
 
 
 class MostAgree:
-    """The clock of Ogg and MPEG: a few frames have wrong times, such as those of Vorbis where its blocks change their length."""
+    """The clock for Ogg and MPEG, where a few frames have wrong times: take the begin that most frames agree on.
+
+    In Vorbis, for example, times are wrong where the length of blocks changes.
+    """
 
     def begin_of(self, run: Run) -> int | None:
         [(found, votes)] = Counter(map(round, _begins(run))).most_common(1) or [(0, 0)]
@@ -29,16 +35,16 @@ class MostAgree:
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """A clock that rounds times: Matroska, WebM, FLV and WMA have milliseconds, which are 48 samples.
+    """The clock for formats that round times: Matroska, WebM, FLV and WMA round to milliseconds (48 samples at 48 kHz).
 
-    Two things tell more than a time alone. Each frame of a run has a time of its own, and all of them must fit. And frames begin at
-    multiples of some number of samples, such as 1,024.
+    Two facts narrow down the sample. The times of all frames of a run must fit. And each frame begins a multiple of
+    some number of samples, such as 1,024, after the first frame's end.
 
     Attributes:
-        tick: Samples between two times.
-        zero: The range (from, to) of the exact time of the first sample, in samples.
-        first: Samples of the first frame.
-        step: Each later frame begins a multiple of this after the end of the first one.
+        tick: The unit of times, in samples.
+        zero: The range (from, to) that has the exact time of the first sample, in samples.
+        first: Number of samples in the stream's first frame.
+        step: Number of samples; each later frame begins a multiple of it after the end of the first frame.
     """
 
     tick: float
@@ -48,10 +54,10 @@ class Rounded:
 
     @classmethod
     def of(cls, run: Run, tick: float) -> "Rounded":
-        """Return the clock of a stream with these first frames.
+        """Return the clock of a stream. `run` is its first frames, and `tick` the unit of times in samples.
 
         Raises:
-            ValueError: If they have no times.
+            ValueError: If none of the frames has a time.
         """
         zero = _range(run, tick)
         if zero is None:
@@ -70,12 +76,12 @@ class Rounded:
                 return begin
             if step % 2:
                 break
-            step //= 2  # the first frames had one length, and later ones have another
+            step //= 2  # later frames may be shorter than the first ones
         return None
 
 
 def _begins(run: Run) -> Iterator[float]:
-    """Return when a run begins by each of its times."""
+    """Yield, for each frame with a time, when the run begins by that time, in samples."""
     before = 0
     for time, samples in run:
         if time is not None:
@@ -84,6 +90,6 @@ def _begins(run: Run) -> Iterator[float]:
 
 
 def _range(run: Run, tick: float) -> tuple[float, float] | None:
-    """Return the first and the last time at which a run may begin; None if it has no times."""
+    """Return the earliest and latest time at which a run may begin, in samples; None if no frame has a time."""
     begins = list(_begins(run))
     return (floor(max(begins) - tick / 2), ceil(min(begins) + tick / 2)) if begins else None

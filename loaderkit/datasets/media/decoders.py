@@ -1,4 +1,4 @@
-"""The decoders of audio and video: one interface, the same clips, times and errors, but not the same bits."""
+"""The decoders of audio and video. They have one interface and give the same clips and times, but values may differ."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -17,9 +17,9 @@ class AudioReader(Protocol):
     """An open audio stream.
 
     Attributes:
-        sample_rate: Samples in a second.
-        samples: Length of the whole in samples, as the file says.
-        most: The largest number of samples that it may have: more if its header rounds times.
+        sample_rate: Sample rate in Hz.
+        samples: Number of samples in the stream, by the file's header or packets.
+        most: Most samples that the stream may have: greater than `samples` if the header rounds times.
     """
 
     sample_rate: int
@@ -27,13 +27,13 @@ class AudioReader(Protocol):
     most: int
 
     def read(self, start: int, count: int) -> Waveform:
-        """Return samples (C, count) from `start` on, from -1 to 1.
+        """Return the waveform (C, count) float32 from sample `start` on, with values from -1 to 1.
 
-        Up to a quarter of a second that the file lacks at its end is silence. If its header rounds times, the waveform ends where
-        the file does.
+        If the file ends up to 0.25 s too early, the rest is silence. If the header rounds times, the waveform may be
+        shorter, and ends where the file ends.
 
         Raises:
-            ValueError: If the file ends earlier, or its rate or channels change.
+            ValueError: If the file ends more than 0.25 s too early, or its sample rate or channels change.
         """
         ...
 
@@ -42,21 +42,22 @@ class VideoReader(Protocol):
     """An open video stream.
 
     Attributes:
-        seconds: Length of the whole, as the file says.
-        fps: Mean number of frames in a second.
+        seconds: Duration of the stream in seconds, by the file's header or packets.
+        fps: Mean frame rate in frames per second.
     """
 
     seconds: float
     fps: float
 
     def read(self, times: Sequence[float]) -> tuple[Tensor, list[float]]:
-        """Return the frames (N, 3, H, W) uint8 that are shown at these times, and when each begins, in seconds.
+        """Return the frames (N, 3, H, W) uint8 shown at N times, and the time at which each frame begins, in seconds.
 
         Args:
-            times: N increasing numbers of seconds since the start. After the end of the video its last frame is shown.
+            times: N increasing times in seconds since the start. After the end of the video its last frame is returned.
 
         Raises:
-            ValueError: If the file ends earlier than it says, or a frame is damaged, too large, or of another size.
+            ValueError: If the file ends earlier than its header says, or a frame is damaged, too large, or of another
+                size than the first.
         """
         ...
 
@@ -65,9 +66,9 @@ class Decoder(NamedTuple):
     """How a decoder opens a file's first stream of audio or video.
 
     Attributes:
-        version: Returns its name and version; raises an ImportError if it is missing.
-        open_audio: Called with a content and a storage.
-        open_video: Called with a content and a storage, `max_pixels=`, and for torchcodec `device=`.
+        version: Returns the decoder's name and version; raises an ImportError if it is not installed.
+        open_audio: Opens audio. Takes a `Content` and a `Storage`.
+        open_video: Opens video. Takes a `Content` and a `Storage`, `max_pixels=`, and for torchcodec `device=`.
     """
 
     version: Callable[[], str]
@@ -84,10 +85,10 @@ _DECODERS: dict[str, Decoder] = {
 
 
 def decoder_named(name: DecoderName) -> Decoder:
-    """Return a decoder.
+    """Return the decoder of a name.
 
     Raises:
-        ValueError: If there is none of this name.
+        ValueError: If no decoder has this name.
     """
     if name not in _DECODERS:
         raise ValueError(f"decoder is {name!r}, wanted one of {get_args(DecoderName)}.")

@@ -1,4 +1,4 @@
-"""Files of audio or video as a list: their places, and the classes that their folders name."""
+"""A list of audio or video files: their paths, and the classes that their folders name."""
 
 import os
 from collections.abc import Sequence
@@ -20,12 +20,13 @@ FILE, LABEL = "file", "label"  # fields of a sample
 
 
 class MediaFiles(DeclaresDraws):
-    """The places of files; a sample is `{"file": path}`, with `"label"` if there are labels.
+    """The paths or URLs of files. A sample is `{"file": path}`, with `"label"` if there are labels.
 
     Args:
         urls: A path, folder, glob or URL, or a list of them.
-        suffixes: Endings of the files of a folder.
-        labels: "folder" numbers the folders of one folder as classes. Otherwise one value for each file of a list.
+        suffixes: Suffixes of the files to take from a folder, in lower case; those in upper case are added.
+        labels: "folder": the folders in the one folder `urls` are classes, numbered in sorted order. Or a list with a
+            value for each file.
         storage: How to reach remote files.
 
     Attributes:
@@ -65,15 +66,15 @@ class MediaFiles(DeclaresDraws):
         return found if self._labels is None else found | {LABEL: self._labels[index].item()}
 
     def place(self, index: int) -> Place:
-        """Return where a sample is: a file of its own."""
+        """Return where a sample is stored: a file of its own."""
         return Place(self[index][FILE])
 
     def fingerprint(self) -> str:
-        """Return a digest of the paths relative to their common folder."""
+        """Return a text of the number of files, and a digest of their paths relative to their common folder."""
         return f"media-1 {len(self)} files, {self._digest}"
 
     def version(self) -> str:
-        """Return a digest of the files' sizes and times of change."""
+        """Return a digest of the files' sizes, times of change and etags."""
         return digest("\n".join(str(stat(path, self.storage)) for path in self._paths.read(range(len(self)))))
 
     def _by_folder(self, urls: Urls, paths: list[str], labels: str) -> tuple[list[str], list[int]]:

@@ -1,4 +1,4 @@
-"""LeRobot datasets: the frames of episodes with what comes before and after them, and their pictures from videos."""
+"""LeRobot datasets: the frames of episodes, with windows of earlier and later frames, and pictures from videos."""
 
 import json
 import os
@@ -24,40 +24,46 @@ from loaderkit.system.arrays import Int64Array
 from loaderkit.system.digests import digest
 from loaderkit.system.types import Array
 
-_NEEDED = ("timestamp", "task_index")  # of each frame, to find its pictures and its task
+_NEEDED = ("timestamp", "task_index")  # columns that each frame's pictures and task are found by
 _CONVERT = "Convert it: python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=..."
 
 
 class LeRobotDataset(DeclaresDraws):
     """The frames of a LeRobot dataset, with windows around them.
 
-    Samples are those of lerobot's own `LeRobotDataset`, version 3 of the format. A sample is a dict with the features of one frame and its `"task"` as text. Numbers have the features' dtypes and shapes. Pictures and
-    frames of videos are tensors uint8 (3, H, W): divide by 255 on the device, with `lk.Normalize`.
+    It reads version 3 of the format, and samples correspond to those of lerobot's own `LeRobotDataset`. A sample is a
+    dict with the features of one frame, and its `"task"` as text. Numbers have the features' dtypes and shapes.
+    Pictures and frames of videos are uint8 tensors (3, H, W): divide by 255 on the device, with `lk.Normalize`.
 
-    A feature in `delta_timestamps` is a window (T, *) of the frames at these times before and after. It does not leave the episode: the
-    first or last frame stands for those that are missing, and `"NAME_is_pad"` (T,) is true there.
+    A feature in `delta_timestamps` is a window (T, *): its values in the frames at T times relative to the sample's
+    frame. A window does not leave the episode: frames before its first or after its last frame are replaced by that
+    frame, and `"NAME_is_pad"` (T,) bool is true for them.
 
-    With `shuffle=True` a Loader's shards are the episodes. Of each video, the frames of a batch are decoded in one pass.
+    With `shuffle=True` a Loader's shards are the episodes. All frames that a batch needs of one video file are decoded
+    in one pass.
 
     Args:
         root: Path or URL of the dataset's folder.
-        delta_timestamps: Seconds relative to the frame, by feature, such as `{"action": [0.0, 0.1, 0.2]}`. Each is a whole number of frames.
-        columns: Features to read; by default all. Videos that are not among them are not decoded.
+        delta_timestamps: Times of each feature's window, in seconds relative to the frame, such as
+            `{"action": [0.0, 0.1, 0.2]}`. Each must be a whole number of frames.
+        columns: Features to read; by default all. Other videos are not decoded.
         episodes: Numbers of the episodes to read, in that order; by default all.
         decoder: "pyav" or "torchcodec", as for `VideoDataset`.
-        tolerance_s: Seconds by which a frame of a video, and a window's times, may be off.
-        max_pixels: The largest frame to decode, width times height; None for any.
+        tolerance_s: Seconds by which the time of a video frame may differ from its timestamp, and a window's time from
+            a whole frame.
+        max_pixels: Most pixels (width times height) of a frame; None for no limit.
         transform: Called with each sample; its result replaces the sample.
-        storage: How to reach the files of a URL, and where to keep copies.
+        storage: How to reach remote files, and where to keep copies.
 
     Attributes:
-        info: What `meta/info.json` says: features, frames in a second and others.
-        stats: Means, deviations and others of each feature, of `meta/stats.json`; empty if it has none.
+        info: The content of `meta/info.json`: features, frame rate and others.
+        stats: The content of `meta/stats.json`: means, deviations and others of each feature; empty if there is no such
+            file.
 
     Raises:
-        ShardError: If the folder is no LeRobot dataset of version 3, or its tables and videos do not fit together.
+        ShardError: If the folder is not a LeRobot dataset of version 3, or its tables and videos do not match.
         ValueError: If a window asks for an unknown feature or a time between two frames, or there is no such episode.
-        ImportError: If pyarrow is missing, or the decoder.
+        ImportError: If pyarrow or the decoder is not installed.
 
     Examples:
         >>> dataset = lk.LeRobotDataset("pusht", delta_timestamps={"action": [0.0, 0.1]})  # doctest: +SKIP
@@ -127,12 +133,12 @@ class LeRobotDataset(DeclaresDraws):
         return self._lengths
 
     def place(self, index: int) -> Place:
-        """Return where a frame's numbers are: the file and the row."""
+        """Return where a frame's row is stored: the Parquet file, and the row in it."""
         check_index(self, index)
         return self._rows.place(int(self._frames(np.array([index % len(self)]))[1][0]))
 
     def fingerprint(self) -> str:
-        """Return the dataset's name and size, the columns, the episodes, the windows and the decoder."""
+        """Return a text of the dataset's name, frame rate, episodes, columns and windows, and of the decoder."""
         windows = {name: deltas.tolist() for name, deltas in self._deltas.items()}
         chosen = digest(self._chosen, self._lengths, repr(self._columns))
         return f"lerobot-1 {os.path.basename(self.root)} {self.info['fps']} fps {chosen} {windows} by {self.decoder}"  # noqa: PTH119 - also a URL's
@@ -171,14 +177,14 @@ class LeRobotDataset(DeclaresDraws):
         return samples
 
     def _frames(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the episode (B,) and the row in all data files (B,) of each sample (B,)."""
+        """Return for each of the indices (B,) its episode (B,), and its row in all data files together (B,)."""
         part = np.searchsorted(self._ends, indices, side="right")
         episodes = self._chosen[part]
         starts: Int64Array = self._episodes["dataset_from_index"][episodes]
         return episodes, starts + indices - (self._ends - self._lengths)[part]
 
     def _value(self, name: str, value: Any) -> Any:
-        """Return a feature of a frame as the dataset describes it."""
+        """Return a feature's value with its dtype and shape; a picture is decoded to uint8 (3, H, W)."""
         feature = self._features[name]
         if feature["dtype"] == "image":
             content = value["bytes"]
@@ -198,7 +204,11 @@ class LeRobotDataset(DeclaresDraws):
         return torch.stack(found) if isinstance(found[0], torch.Tensor) else np.stack(found)
 
     def _pictures(self, name: str, episodes: Int64Array, times: npt.NDArray[np.float64]) -> Iterator[torch.Tensor]:
-        """Return the frames (T, 3, H, W) of a video at times (B, T) in episodes (B,), those of each file decoded in one pass."""
+        """Return, for each of B samples, the frames (T, 3, H, W) uint8 of the video feature `name`.
+
+        `times` (B, T) are in seconds since the start of `episodes` (B,). The frames of each file are decoded in one
+        pass.
+        """
         begins = self._episodes[f"videos/{name}/from_timestamp"][episodes]
         wanted = begins[:, None] + times
         files = np.stack([self._episodes[f"videos/{name}/{part}_index"][episodes] for part in ("chunk", "file")], 1)
@@ -213,10 +223,10 @@ class LeRobotDataset(DeclaresDraws):
         return iter(found)
 
     def _decode(self, file: str, times: npt.NDArray[np.float64]) -> torch.Tensor:
-        """Return the frames (N, 3, H, W) that begin at increasing times (N,) of a file."""
+        """Return the frames (N, 3, H, W) uint8 of a file that begin at increasing `times` (N,), in seconds."""
         try:
             with decoder_named(self.decoder).open_video(file, self.storage, max_pixels=self.max_pixels) as video:
-                # The middle of each frame: files round where frames begin.
+                # Ask for the middle of each frame, as files round the times at which frames begin.
                 pictures, starts = video.read((times + 0.5 / self.info["fps"]).tolist())
         except (ValueError, OSError) as error:
             raise ShardError(f"{file}: {error}") from error
@@ -275,7 +285,7 @@ class LeRobotDataset(DeclaresDraws):
 
     def _read_tasks(self) -> dict[int, str]:
         table = ParquetDataset(f"{self.root}/meta/tasks.parquet", storage=self.storage)
-        name = next(one for one in table.columns if one != "task_index")  # the index of pandas: its name varies
+        name = next(one for one in table.columns if one != "task_index")  # the texts: pandas' index, whose name varies
         return {int(row["task_index"]): row[name] for row in table.__getitems__(range(len(table)))}
 
     def _read_json(self, name: str, *, needed: bool = True) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Files of audio and video, opened by PyAV: one stream, one thread, nothing else is opened, and one kind of error."""
+"""Open audio and video files by PyAV.
+
+One stream is decoded, in one thread. FFmpeg opens no other files, and its errors become ValueErrors.
+"""
 
 import errno
 from collections.abc import Iterator
@@ -12,8 +15,8 @@ from loaderkit.datasets.media.content import Content, Kind, open_content
 from loaderkit.datasets.media.pyav_types import Container, Stream
 from loaderkit.files.storage import Storage
 
-_FAR_S = 3600  # no packet is so far before a stream's start
-_ALONE = {"protocol_whitelist": "none"}  # a playlist in the place of a file opens no other file and no URL
+_FAR_S = 3600  # seconds; no packet is so long before a stream's start
+_ALONE = {"protocol_whitelist": "none"}  # a file that is a playlist can open no other file and no URL
 
 
 @cache
@@ -33,13 +36,13 @@ def pyav() -> ModuleType:
 
 @cache
 def is_pyav_19() -> bool:
-    """Return whether this is PyAV 19 or later, whose resampler starts threads, and where texts need not be UTF-8."""
+    """Return whether PyAV is 19 or later: its resampler starts threads, and metadata need not be UTF-8."""
     return int(pyav().__version__.partition(".")[0]) >= 19
 
 
 @contextmanager
 def open_stream(content: Content, kind: Kind, storage: Storage | None = None) -> Iterator[tuple[Container, Stream]]:
-    """Open the first stream of a kind, as a container and a stream of PyAV; a cover picture is no video.
+    """Open a file, and yield PyAV's container and its first stream of a kind. A cover picture does not count as video.
 
     Args:
         content: The bytes of a file, or its path or URL.
@@ -47,7 +50,8 @@ def open_stream(content: Content, kind: Kind, storage: Storage | None = None) ->
         storage: How to reach a URL.
 
     Raises:
-        ValueError: If it cannot be decoded, inside of the context too, or has no such stream.
+        ValueError: If the file has no such stream or cannot be decoded. FFmpeg's errors inside the `with` block become
+            ValueErrors, too.
     """
     av = pyav()
     texts = {} if is_pyav_19() else {"metadata_errors": "replace"}
@@ -58,26 +62,26 @@ def open_stream(content: Content, kind: Kind, storage: Storage | None = None) ->
         except av.FFmpegError as error:
             raise ValueError(f"not {kind} that can be decoded: {error.strerror or error}") from error
         except OSError as error:
-            if error.errno != errno.EINVAL:  # of a seek to where the content says, before the file's first byte
+            if error.errno != errno.EINVAL:  # EINVAL: a seek, by what the file says, to before its first byte
                 raise
             raise ValueError(f"not {kind} that can be decoded: it refers to what it does not have") from error
 
 
 def pyav_version() -> str:
-    """Return the name and version of the decoder; raise as `pyav`."""
+    """Return the decoder's name and version. Errors are those of `pyav`."""
     return f"pyav {pyav().__version__}"
 
 
 def start_of(stream: Stream) -> Fraction:
-    """Return the time at which a stream starts, in seconds of its own clock."""
+    """Return the time at which a stream starts, in seconds of the stream's clock."""
     start: Fraction = (stream.start_time or 0) * stream.time_base
     return start
 
 
 def seek(container: Container, stream: Stream, stamp: int) -> bool:
-    """Go to the keyframe before a time of the stream's clock, and return whether that was possible.
+    """Seek to the last keyframe at or before `stamp`, in units of the stream's clock; return whether that was possible.
 
-    FFmpeg refuses some places near the end of formats without an index, such as FLAC.
+    In formats without an index, such as FLAC, FFmpeg refuses some seeks near the end.
     """
     try:
         container.seek(stamp, stream=stream)
@@ -87,9 +91,9 @@ def seek(container: Container, stream: Stream, stamp: int) -> bool:
 
 
 def seek_to_start(container: Container, stream: Stream) -> None:
-    """Go back to the first packet of a stream, as if nothing was read.
+    """Seek to the first packet of a stream, as in a newly opened file.
 
-    A seek to 0 goes to the first packet that is heard. Packets before it prepare the decoder: AAC in MP4 and Opus in WebM have one.
+    A seek to time 0 would skip packets that only prepare the decoder: AAC in MP4 and Opus in WebM begin with one.
     """
     first = stream.start_time or 0
     if not seek(container, stream, first - int(_FAR_S / stream.time_base)) and not seek(

@@ -1,4 +1,4 @@
-"""How long streams are: what the header says where it counts, else what the packets say."""
+"""Find the length of streams: from the header if that is reliable, else from the packets."""
 
 import struct
 from bisect import bisect_right
@@ -9,20 +9,21 @@ from itertools import islice
 from loaderkit.datasets.media.pyav_container import pyav, seek, seek_to_start, start_of
 from loaderkit.datasets.media.pyav_types import Container, Stream
 
-# These formats have no index. They do not say how long they are, and FFmpeg guesses it from the size of the file.
+# Formats without an index and without a length in the header: FFmpeg guesses the length from the size of the file.
 WITHOUT_INDEX = {"mp3", "aac", "ac3", "eac3", "dts", "amr", "h264", "hevc", "mpeg", "mpegts"}
-_REORDERED = 4  # the first frame is in one of so many packets
+_REORDERED = 4  # the first frame to show is in one of the first packets, of which there are this many
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """How many samples a stream of audio has.
+    """The number of samples in an audio stream.
 
     Attributes:
-        count: Their number; if it is not exact, by the rounded times of the header.
-        is_exact: Whether the number is exact. Else what is decoded counts.
-        before: Samples before the packet of a time, in the order of packets. Empty if times do not round.
-        tick_s: The unit of these times.
+        count: The number. If it is not exact, it comes from the rounded times in the header.
+        is_exact: Whether the number is exact. If not, the file has as many samples as are decoded.
+        before: For the time of each packet, the number of samples before the packet, in order. Empty if times are not
+            rounded.
+        tick_s: The unit of these times, in seconds.
     """
 
     count: int
@@ -31,7 +32,7 @@ class Samples:
     tick_s: Fraction = Fraction(1)
 
     def late_s(self, sample: int, rate: int) -> Fraction:
-        """Return by how many seconds the time of a sample's packet is later than that of the sample; it adds up rounded times."""
+        """Return by how many seconds the time of a sample's packet is too late, as it is a sum of rounded durations."""
         stamps = list(self.before)
         if not stamps:
             return Fraction(0)
@@ -40,12 +41,12 @@ class Samples:
 
 
 def seconds_of(container: Container, stream: Stream) -> Fraction:
-    """Return how long a stream of video is, as its file says; if the file does not say it, by the times of its packets.
+    """Return the duration of a video stream in seconds: from the header, or if it has none, from the times of packets.
 
-    Seek before reading: afterwards the container may be at its end.
+    The container may be at its end afterwards, so seek before reading.
 
     Raises:
-        ValueError: If it has no packets with times.
+        ValueError: If packets are needed, and none has a time.
     """
     frame = 1 / (stream.average_rate * stream.time_base) if stream.average_rate else Fraction(0)
     said = None if container.format.name in WITHOUT_INDEX else _said(container, stream)
@@ -60,38 +61,41 @@ def seconds_of(container: Container, stream: Stream) -> Fraction:
 
 
 def first_shown(container: Container, stream: Stream) -> int:
-    """Return the time at which the first frame of a stream of video begins, in the stream's clock."""
+    """Return the time at which the first frame of a video stream is shown, in units of the stream's clock."""
     start: int = stream.start_time or 0
     if container.format.name != "avi" or not stream.codec_context.has_b_frames:
         return start
-    seek_to_start(container, stream)  # the header of AVI says when the first frame is decoded
+    seek_to_start(container, stream)  # the header of AVI gives the time at which the first frame is decoded
     first = islice((packet.pts for packet in container.demux(stream) if packet.pts is not None), _REORDERED)
     return min(first, default=start)
 
 
 def samples_of(container: Container, stream: Stream, rate: int) -> Samples:
-    """Return how many samples a stream of audio has; read and raise as `seconds_of`."""
+    """Return the number of samples in an audio stream.
+
+    `rate` is its sample rate in Hz. Reads and raises as `seconds_of`.
+    """
     if container.format.name in WITHOUT_INDEX:
         return _counted(container, stream, rate)
     rough, said = is_rough(stream, rate), _said(container, stream)
     if said is None:
         return Samples(round(_between_packets(container, stream, Fraction(0)) * rate), is_exact=not rough)
     if rough or (container.format.name == "ogg" and stream.codec_context.codec.canonical_name == "opus"):
-        said -= _unheard(container, stream)  # these count from the first packet
+        said -= _unheard(container, stream)  # in these formats the length is counted from the first packet
     return Samples(round(said * rate), is_exact=not rough)
 
 
 def is_rough(stream: Stream, rate: int) -> bool:
-    """Return whether a stream's clock is too rough to tell samples: Matroska and WebM round times to a millisecond."""
+    """Return whether a stream's times are too coarse to tell samples apart, as in Matroska and WebM (milliseconds)."""
     tick = stream.time_base
-    return bool(rate > tick.denominator and tick.numerator == 1)  # a tick of AVI is a packet
+    return bool(rate > tick.denominator and tick.numerator == 1)  # in AVI a tick is a packet
 
 
 def _said(container: Container, stream: Stream) -> Fraction | None:
     if stream.duration:
         found: Fraction = stream.duration * stream.time_base
         return found
-    hours, _, rest = stream.metadata.get("DURATION", "").partition(":")  # of Matroska; its end, not its length
+    hours, _, rest = stream.metadata.get("DURATION", "").partition(":")  # in Matroska: when it ends, not its length
     minutes, _, seconds = rest.partition(":")
     try:
         end = 3600 * int(hours) + 60 * int(minutes) + Fraction(seconds)
@@ -103,13 +107,19 @@ def _said(container: Container, stream: Stream) -> Fraction | None:
 
 
 def _unheard(container: Container, stream: Stream) -> Fraction:
-    """Return the seconds before a stream's start that its first packet has, if nothing was read: what the encoder added."""
+    """Return by how many seconds the first packet is before the stream's start: padding by the encoder.
+
+    Call it before anything is read.
+    """
     first = next((packet.pts for packet in container.demux(stream) if packet.pts is not None), None)
     return max(start_of(stream) - first * stream.time_base, Fraction(0)) if first is not None else Fraction(0)
 
 
 def _between_packets(container: Container, stream: Stream, each: Fraction) -> Fraction:
-    """Return the time from a stream's first packet to the end of its last one; `each`: the length of one that does not say it."""
+    """Return the time from a stream's first packet to the end of its last one, in seconds.
+
+    `each` is the duration of a packet that does not give it, in units of the stream's clock.
+    """
     first, last = None, None
     for packet in container.demux(stream):
         if packet.pts is not None:
@@ -123,16 +133,15 @@ def _between_packets(container: Container, stream: Stream, each: Fraction) -> Fr
 
 
 def _counted(container: Container, stream: Stream, rate: int) -> Samples:
-    """Count the samples of all packets, less those that the packets say to drop."""
+    """Count the samples of all packets, without those that the packets mark as to be dropped."""
     count, tick = 0, rate * stream.time_base
     before: dict[int, int] = {}
-    lasts: dict[
-        int, tuple[int, bool]
-    ] = {}  # samples of a packet that lasts so many ticks, and whether ticks round them
+    # For a packet's duration in ticks, its number of samples, and whether that is rounded.
+    lasts: dict[int, tuple[int, bool]] = {}
     first, last = None, None
     for packet in container.demux(stream):
         stamp, ticks = packet.pts, packet.duration or 0
-        if stamp is None:  # the end
+        if stamp is None:  # the empty packet at the end
             continue
         if ticks not in lasts:
             lasts[ticks] = round(ticks * tick), (ticks * tick).denominator > 1

@@ -1,4 +1,4 @@
-"""What is used of PyAV's containers, streams, packets and frames."""
+"""Types for the parts of PyAV's containers, streams, packets and frames that the readers use."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -8,20 +8,20 @@ from loaderkit.system.types import Array
 
 
 class Named(Protocol):
-    """A format of containers."""
+    """The format of a container."""
 
     name: str
 
 
 class Codec(Protocol):
-    """What FFmpeg has for a kind of stream."""
+    """A codec of FFmpeg."""
 
     canonical_name: str
     lossy: bool
 
 
 class CodecContext(Protocol):
-    """An open decoder."""
+    """The open decoder of a stream."""
 
     name: str
     codec: Codec
@@ -35,13 +35,13 @@ class CodecContext(Protocol):
 
 
 class IndexEntry(Protocol):
-    """A place that the container lists."""
+    """An entry of the container's index: a keyframe or packet, with its time."""
 
     timestamp: int
 
 
 class IndexEntries(Protocol):
-    """The places that the container lists of a stream."""
+    """The container's index of a stream."""
 
     def __len__(self) -> int: ...
 
@@ -51,7 +51,7 @@ class IndexEntries(Protocol):
 
 
 class Stream(Protocol):
-    """A stream of a container. Times are in its own clock, whose unit is `time_base` seconds."""
+    """A stream of a container. Its times are in units of `time_base` seconds."""
 
     index: int
     type: str
@@ -62,12 +62,12 @@ class Stream(Protocol):
     average_rate: Fraction | None
     guessed_rate: Fraction | None
     metadata: Mapping[str, str]
-    disposition: Any  # flags
+    disposition: Any  # flags, such as `attached_pic`
     index_entries: IndexEntries
 
 
 class Packet(Protocol):
-    """Encoded frames of a stream."""
+    """A packet of a stream: one or more encoded frames."""
 
     pts: int | None
     dts: int | None
@@ -100,13 +100,13 @@ class Container(Protocol):
 
 
 class SampleFormat(Protocol):
-    """How the samples of a frame lie in memory."""
+    """The layout of a frame's samples in memory."""
 
     is_planar: bool
 
 
 class AudioFrame(Protocol):
-    """Decoded samples."""
+    """A frame of decoded audio samples."""
 
     pts: int | Any  # None if it is not known
     samples: int
@@ -117,7 +117,7 @@ class AudioFrame(Protocol):
 
 
 class VideoFrame(Protocol):
-    """A decoded picture."""
+    """A decoded video frame."""
 
     pts: int | Any  # None if it is not known
     width: int

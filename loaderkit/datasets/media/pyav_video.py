@@ -1,4 +1,4 @@
-"""Video by PyAV: the frames that are shown at the wanted times, and no other is converted or kept."""
+"""Decode video by PyAV. Only the frames that are shown at the wanted times are converted and kept."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,24 +17,24 @@ from loaderkit.datasets.media.pyav_packets import packets_from_start, packets_wa
 from loaderkit.datasets.media.pyav_types import Container, Stream, VideoFrame
 from loaderkit.files.storage import Storage
 
-_SEEK_FRAMES = 10  # a seek takes longer than decoding fewer
-_EARLIER_S = (0.0, 1.0, 10.0)  # seek again so much earlier if the frame after a seek comes too late
+_SEEK_FRAMES = 10  # number of frames; decoding fewer takes less time than a seek
+_EARLIER_S = (0.0, 1.0, 10.0)  # seconds; seek this much earlier if the first frame after the last seek is too late
 
 Frames = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class VideoHeader:
-    """What a file says of its first video stream.
+    """The header of a file's first video stream.
 
     Attributes:
         index: The stream's index in its file.
-        seconds: Length of the whole.
-        fps: Mean number of frames in a second.
-        begin: When its first frame begins, in the stream's own clock.
+        seconds: Duration of the stream in seconds.
+        fps: Mean frame rate in frames per second.
+        begin: When the first frame begins, in units of the stream's clock.
 
     Raises:
-        ValueError: If it has no frame rate.
+        ValueError: If the frame rate is 0.
     """
 
     index: int
@@ -48,10 +48,10 @@ class VideoHeader:
 
 
 def read_video_header(container: Container, stream: Stream, max_pixels: int | None) -> VideoHeader:
-    """Read the header of an open stream; seek before decoding.
+    """Read the header of an open stream. The position in the container may change, so seek before decoding.
 
     Raises:
-        ValueError: If its frames have more than `max_pixels`, or it has no frame rate.
+        ValueError: If frames have more than `max_pixels` pixels, or the stream has no frame rate.
     """
     check_frame(stream.codec_context.width, stream.codec_context.height, max_pixels)
     seconds = float(seconds_of(container, stream))
@@ -60,13 +60,13 @@ def read_video_header(container: Container, stream: Stream, max_pixels: int | No
 
 
 class PyavVideo:
-    """An open video stream, a `VideoReader`."""
+    """An open video stream; implements `VideoReader`."""
 
     def __init__(self, container: Container, stream: Stream, max_pixels: int | None) -> None:
         self._container, self._stream, self._max_pixels = container, stream, max_pixels
         reformatter = pyav().video.reformatter
         self._convert, kind = reformatter.VideoReformatter().reformat, reformatter.Interpolation
-        # Exact bits: without them, processors with other vector units round in other ways.
+        # These flags make the pixels the same on all processors, whose vector units otherwise round differently.
         self._exact = kind.BILINEAR | kind.ACCURATE_RND | kind.BITEXACT
         header = read_video_header(container, stream, max_pixels)
         self._begin, self._tick = header.begin, float(stream.time_base)
@@ -87,7 +87,7 @@ class PyavVideo:
         return torch.from_numpy(_upright(pictures, first.rotation, is_mirrored(first))), starts
 
     def _shown(self, times: Sequence[float]) -> list[VideoFrame]:
-        """Return the frames shown at the first of these times, up to a time that another seek reaches sooner."""
+        """Return the frames shown at the first of these times; stop before a time that a new seek reaches faster."""
         for earlier in _EARLIER_S:
             if times[0] - earlier > 0:
                 shown = self._shown_from(times[0] - earlier, times)
@@ -122,13 +122,14 @@ class PyavVideo:
         return shown + [last] * (len(times) - len(shown))
 
     def _frames_from(self, seek_to: float) -> Iterator[VideoFrame]:
-        """Decode from a time on, or from the keyframe before it; nothing if FFmpeg does not seek there."""
+        """Yield the frames from a time in seconds on, or from the keyframe before it.
+
+        Yield none if FFmpeg can't seek there.
+        """
         container, stream = self._container, self._stream
         if not seek_to:
             packets = packets_from_start(container, stream)
-        elif (
-            container.format.name == "mpeg"
-        ):  # after a seek, frames have the time of another one up to the next pack with a time
+        elif container.format.name == "mpeg":  # after a seek, frames have wrong times up to the next pack with a time
             packets = packets_walked(container, stream, self._stamp(seek_to))
         elif seek(container, stream, self._stamp(seek_to)):
             # A seek in MPEG-TS goes to any packet, and not all decoders wait for a keyframe.
@@ -139,7 +140,7 @@ class PyavVideo:
             yield from packet.decode()
 
     def _seek_skips(self, now: float, time: float) -> bool:
-        """Return whether there is a keyframe between two times, so that a seek decodes fewer frames than reading on."""
+        """Return whether a keyframe is between two times (in seconds), so that a seek saves decoding frames."""
         index = self._stream.index_entries
         number = index.search_timestamp(self._stamp(time)) if len(index) else -1
         return number >= 0 and index[number].timestamp > self._stamp(now + _SEEK_FRAMES / self.fps)
@@ -166,13 +167,16 @@ class PyavVideo:
 def open_video(
     content: Content, storage: Storage | None = None, *, max_pixels: int | None = MAX_FRAME_PIXELS
 ) -> Iterator[PyavVideo]:
-    """Open a file's first video stream; raise as `open_stream`."""
+    """Open a file's first video stream. Errors are those of `open_stream`, and for frames that are too large."""
     with open_stream(content, "video", storage) as (container, stream):
         yield PyavVideo(container, stream, max_pixels)
 
 
 def is_mirrored(frame: VideoFrame) -> bool:
-    """Return whether a frame is to be shown mirrored, as front cameras write it: its display matrix has a negative determinant."""
+    """Return whether a frame must be mirrored, as in videos of front cameras.
+
+    Its display matrix then has a negative determinant.
+    """
     matrix = frame.side_data.get("DISPLAYMATRIX")
     if matrix is None:
         return False
@@ -181,6 +185,9 @@ def is_mirrored(frame: VideoFrame) -> bool:
 
 
 def _upright(pictures: Frames, degrees: int, mirrored: bool) -> Frames:
-    """Turn frames counterclockwise by a multiple of 90 degrees, as a phone's video says. Mirrored ones are turned upside down before."""
+    """Turn frames (N, 3, H, W) counterclockwise by a multiple of 90 degrees, as the video's metadata says.
+
+    If `mirrored`, they are first flipped top to bottom.
+    """
     given = pictures[:, :, ::-1] if mirrored else pictures
     return np.ascontiguousarray(np.rot90(given, round(degrees / 90) % 4, axes=(2, 3)))

@@ -1,4 +1,4 @@
-"""How long each file is, and its rate: read from the files once, and kept in a small file."""
+"""Read the duration and the sample or frame rate of each file once, and store them in a small file for later runs."""
 
 import functools
 import io
@@ -16,9 +16,9 @@ from loaderkit.system.digests import digest
 from loaderkit.system.process_pool import map_tasks
 from loaderkit.system.progress import with_progress
 
-Times = npt.NDArray[np.float64]  # (N, 2): seconds, and samples or frames in a second; NaN if it cannot be read
+Times = npt.NDArray[np.float64]  # (N, 2): duration in seconds, and sample or frame rate; NaN for an unreadable file
 VERSION = "loaderkit media times 2"
-_EACH = 256  # files of a task
+_EACH = 256  # files in a task of a process
 
 
 def measure_times(
@@ -28,14 +28,17 @@ def measure_times(
     cache_dir: str | os.PathLike[str] | None,
     jobs: int,
 ) -> Times:
-    """Return the seconds and rates of files (N, 2), from a file in `cache_dir` if they are of the same version.
+    """Return the durations in seconds and the rates of files, (N, 2), from `cache_dir` if they are stored there.
 
     Args:
-        read: Returns these of one file, or raises an error.
+        read: Returns the duration and rate of a file by its number, or raises an error.
         size: Number of files.
-        version: A text that changes with the files; None if nothing tells it, so that nothing is kept.
-        cache_dir: Folder of the file; None keeps nothing.
-        jobs: Processes that read.
+        version: A text that changes with the files. None if there is none; then nothing is stored.
+        cache_dir: Folder in which the results are stored; None stores nothing.
+        jobs: Number of processes that read files.
+
+    Raises:
+        OSError: If the results can't be written.
     """
     if version is None or cache_dir is None:
         return _read_all(read, size, jobs)
@@ -74,13 +77,13 @@ def _read_span(read: Callable[[int], tuple[float, float]], span: tuple[int, int]
             times[row] = read(number)
         except (ImportError, MemoryError):  # not a fault of the file
             raise
-        except Exception:  # reading it raises the same error, where a policy for bad samples sees it
+        except Exception:  # decoding a clip raises the same error, to which a policy for bad samples applies
             continue
     return times
 
 
 def _load(path: Path, about: Mapping[str, object], size: int) -> Times | None:
-    """Return the times in a file, or None if there is no such file, or it is damaged."""
+    """Return the stored times; None if there is no such file, it is damaged, or it is about other files."""
     try:
         with np.load(io.BytesIO(path.read_bytes())) as file:
             found, times = json.loads(str(file["about"])), file["times"]

@@ -1,7 +1,8 @@
-"""Audio and video by torchcodec: in less time than PyAV, and with the bits of the FFmpeg that the machine has.
+"""Decode audio and video by torchcodec, which is faster than PyAV, and uses the FFmpeg of the machine.
 
-Which stream, its length and its frame rate are PyAV's, so that clips are the same by both decoders. torchcodec reads
-from Python's files alone: only then does it keep FFmpeg from opening what a playlist names.
+PyAV chooses the stream and gives its length and frame rate unless torchcodec has the same, so that both decoders give
+the same clips. torchcodec gets only Python file objects: only for these does it keep FFmpeg from opening files that a
+playlist names.
 """
 
 import errno
@@ -31,25 +32,17 @@ from loaderkit.files.listing import Stat
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import is_remote, stat
 
-_OLDEST = (0, 17)  # in this release files of Python are read with no other protocol, see `forbid_nested_protocols`
+_OLDEST = (0, 17)  # the first release that opens no nested files: `forbid_nested_protocols`
 _HOW = "pip install '.[torchcodec]' in a checkout of loaderkit, and FFmpeg's libraries (apt-get install ffmpeg, or conda install ffmpeg)"
-_LOSSLESS = ("pcm_", "flac", "alac", "wavpack", "tta")  # beginnings of codecs' names
-_ROUNDING = 1e-6  # of seconds, and of frame rates
+_LOSSLESS = ("pcm_", "flac", "alac", "wavpack", "tta")  # prefixes of codec names
+_ROUNDING = 1e-6  # tolerance for times in seconds, relative for frame rates, and for samples
 _ENDS_EARLY = "no more frames left to decode"  # after a seek near the end, FFmpeg 5 decodes no frame of some formats
-_TICK_S = 2e-3  # by which rounded times differ at most
-_BEFORE_S = 1.0  # from the time 0 on, torchcodec leaves out a first packet that does not say how long it is
-_SAY_LENGTH = (
-    b"RIFF",
-    b"fLaC",
-    b"OggS",
-    b"FORM",
-    b".snd",
-    b"caff",
-    b"wvpk",
-    b"TTA1",
-)  # beginnings of files whose header says how long they are
-_MOST_HEADERS = 4096  # some 4 MB
-_headers: dict[tuple[str, Stat], AudioHeader] = {}  # of local files
+_TICK_S = 2e-3  # seconds; most that a rounded time is off
+_BEFORE_S = 1.0  # seconds; from time 0 on, torchcodec drops a first packet without a duration
+# First bytes of files whose header gives their length.
+_SAY_LENGTH = (b"RIFF", b"fLaC", b"OggS", b"FORM", b".snd", b"caff", b"wvpk", b"TTA1")
+_MOST_HEADERS = 4096  # headers to keep, about 4 MB
+_headers: dict[tuple[str, Stat], AudioHeader] = {}  # headers of local files, by path and version
 _HEAD = 36  # bytes of a file; in Ogg the header of Opus begins at 28
 
 
@@ -75,7 +68,7 @@ def torchcodec() -> ModuleType:
 
 
 def torchcodec_version() -> str:
-    """Return the names and versions of the decoder and of PyAV, which reads headers; raise as `torchcodec` and `pyav`."""
+    """Return the names and versions of torchcodec, FFmpeg and PyAV. Errors are those of `torchcodec` and `pyav`."""
     found = torchcodec()
     return f"torchcodec {found.__version__} ffmpeg {found.ffmpeg_major_version} {pyav_version()}"
 
@@ -84,9 +77,10 @@ def torchcodec_version() -> str:
 def open_audio(
     content: Content, storage: Storage | None = None
 ) -> Iterator["TorchcodecAudio | TorchcodecWav | pyav_audio.PyavAudio"]:
-    """Open a file's first audio stream; raise as `open_stream`.
+    """Open a file's first audio stream. Errors are those of `open_stream`.
 
-    Opus is PyAV's: torchcodec does not say of which samples it begins, and gives speech half a millisecond late.
+    PyAV decodes Opus: torchcodec does not tell which sample its result begins with, and returns speech half a
+    millisecond late.
     """
     with _opened(content, "audio", storage) as file:
         if file.is_plain_wav:
@@ -108,12 +102,16 @@ def open_video(
     max_pixels: int | None = MAX_FRAME_PIXELS,
     device: str = "cpu",
 ) -> Iterator["TorchcodecVideo"]:
-    """Open a file's first video stream, to be decoded on a device; raise as `open_stream`."""
+    """Open a file's first video stream, to be decoded on a device.
+
+    Errors are those of `open_stream`. A ValueError is also raised for formats in which torchcodec gives other frames
+    than PyAV.
+    """
     with _opened(content, "video", storage) as file:
         make = partial(_make, "VideoDecoder", file, num_ffmpeg_threads=1, device=device, seek_mode="exact")
         mirrored = partial(_first_is_mirrored, content, storage)
         decoder = _first_decoder(make, file.is_mp4)
-        if decoder is not None and _is_steady(decoder.metadata):  # else PyAV has another mean rate
+        if decoder is not None and _is_steady(decoder.metadata):  # else PyAV gives another mean rate
             found = decoder.metadata
             check_frame(found.width or 0, found.height or 0, max_pixels)
             header = VideoHeader(0, found.duration_seconds_from_header, found.average_fps_from_header)
@@ -121,7 +119,7 @@ def open_video(
             return
         with open_stream(content, "video", storage) as (container, stream):
             header = read_video_header(container, stream, max_pixels)
-            if container.format.name in WITHOUT_INDEX:  # torchcodec 0.17 gives other frames after a seek in MPEG-TS
+            if container.format.name in WITHOUT_INDEX:  # torchcodec 0.17 gives wrong frames after a seek in MPEG-TS
                 raise ValueError(_no_index(container.format.name))
             if container.format.name == "avi" and stream.codec_context.has_b_frames:
                 raise ValueError(
@@ -138,25 +136,31 @@ def _no_index(name: str) -> str:
 
 
 def _make(kind: str, file: "_File", index: int | None, **settings: Any) -> Any:
-    """Return a decoder of torchcodec at the start of a file, for the stream of an index; None is the one that FFmpeg thinks best."""
+    """Return a torchcodec decoder at the start of a file, for the stream `index`; None lets FFmpeg choose a stream."""
     file.seek(0)
     return getattr(torchcodec().decoders, kind)(file, stream_index=index, **settings)
 
 
 def _first_decoder(make: Callable[[int | None], Any], says_length: bool) -> Any:
-    """Return a decoder whose own header will do, which saves opening the file by PyAV: of a file's first stream, of known length."""
+    """Return a decoder if its header is enough, which saves opening the file by PyAV; else None.
+
+    It is enough if FFmpeg chooses the file's first stream, and the header gives its length.
+    """
     if not says_length:
         return None
     try:
         decoder = make(None)
-    except ValueError:  # it has no such stream; PyAV says what it has
+    except ValueError:  # no such stream: PyAV's error says which streams there are
         return None
     known = decoder.stream_index == 0 and decoder.metadata.duration_seconds_from_header is not None
     return decoder if known else None
 
 
 def _header_by_pyav(content: Content, storage: Storage | None) -> AudioHeader:
-    """Return what PyAV finds. MP3 and bare AAC are read to their end for it, so that of a local file is kept until it changes."""
+    """Return the header that PyAV reads.
+
+    To do so it reads MP3 and bare AAC to the end, so the headers of local files are kept until the files change.
+    """
     place = None if isinstance(content, bytes | bytearray | memoryview) else os.fspath(content)
     key = None if place is None or is_remote(place) else (os.path.abspath(place), stat(place))  # noqa: PTH100 - a Path takes longer
     header = _headers.get(key) if key is not None else None
@@ -165,7 +169,7 @@ def _header_by_pyav(content: Content, storage: Storage | None) -> AudioHeader:
             header = audio.clocked_header()
             if audio.format == "mpeg":
                 raise ValueError(_no_index(audio.format))
-        if key is not None and not header.samples.before:  # these would take memory for each packet
+        if key is not None and not header.samples.before:  # `before` would take memory for each packet
             if len(_headers) >= _MOST_HEADERS:
                 _headers.clear()
             _headers[key] = header
@@ -173,19 +177,19 @@ def _header_by_pyav(content: Content, storage: Storage | None) -> AudioHeader:
 
 
 def _first_is_mirrored(content: Content, storage: Storage | None) -> bool:
-    """Return whether a video that is to be turned is also to be mirrored; torchcodec does not say it."""
+    """Return whether a video must be mirrored, by its first frame; torchcodec gives only its rotation."""
     with open_stream(content, "video", storage) as (container, stream):
         return any(is_mirrored(frame) for frame in islice(container.decode(stream), 1))
 
 
 def _is_steady(metadata: Any) -> bool:
-    """Return whether the frame rate of a video does not change."""
+    """Return whether the mean frame rate of a video is that of its header, so that the rate does not change."""
     rate, mean = metadata.average_fps_from_header, metadata.average_fps
     return bool(rate and mean) and abs(mean / rate - 1) < _ROUNDING
 
 
 class TorchcodecAudio:
-    """An open audio stream, an `AudioReader`."""
+    """An open audio stream; implements `AudioReader`."""
 
     def __init__(self, file: "_File", content: Content, storage: Storage | None) -> None:
         self._make = partial(_make, "AudioDecoder", file)
@@ -200,7 +204,7 @@ class TorchcodecAudio:
             header = _header_by_pyav(content, storage)
             self._decoder = self._make(header.index)
         self._header, self.codec = header, str(self._decoder.metadata.codec)
-        # After a seek in Ogg, FFmpeg gives wrong times up to the end of a page, and torchcodec trusts the first one.
+        # After a seek in Ogg, FFmpeg gives wrong times up to the end of a page, and torchcodec uses the first one.
         self._can_seek, self._is_new = not file.is_ogg, True
         if self.codec.startswith("adpcm_"):
             raise ValueError(
@@ -223,14 +227,14 @@ class TorchcodecAudio:
         return filled(wave, start, count, self.sample_rate)
 
     def _after_seek(self, seek_to: int, start: int, count: int) -> Waveform | None:
-        """Decode after a seek; None if that fails, or the first packet there is after `start`."""
+        """Seek and decode `count` samples from `start` on; None if that fails, or decoding begins after `start`."""
         rate = self.sample_rate
         begin_s = float(self._header.begin_s + self._header.samples.late_s(seek_to, rate))
-        for more_s in (0.0, TOLERANCE_S):  # where times are rounded, it may stop too early
+        for more_s in (0.0, TOLERANCE_S):  # with rounded times, decoding may stop too early
             try:
                 found = self._samples(begin_s + seek_to / rate, begin_s + (start + count) / rate + more_s)
             except RuntimeError:
-                self._decoder = self._make(self._header.index)  # the old one would repeat its seek
+                self._decoder = self._make(self._header.index)  # the old decoder would repeat its failed seek
                 return None
             at = round((found.pts_seconds - begin_s) * rate)
             if at > start:
@@ -241,7 +245,7 @@ class TorchcodecAudio:
         return wave
 
     def _from_start(self, start: int, count: int) -> Waveform:
-        """Decode from the file's start on; what comes before the start of the stream is not heard."""
+        """Decode from the file's start on, and drop samples before the start of the stream."""
         begin_s, rate = float(self._header.begin_s), self.sample_rate
         for from_s in (0.0, begin_s - _BEFORE_S):
             self._decoder = self._decoder if self._is_new else self._make(self._header.index)
@@ -258,14 +262,17 @@ class TorchcodecAudio:
 
 
 class TorchcodecWav:
-    """An open WAV file of PCM or floats, an `AudioReader`. FFmpeg takes up to 40 times as long for the same bits."""
+    """An open WAV file of PCM or floats; implements `AudioReader`.
+
+    FFmpeg takes up to 40 times as long for the same values.
+    """
 
     def __init__(self, file: "_File") -> None:
         file.seek(0)
         self._decoder = torchcodec().decoders.WavDecoder(file)
         found = self._decoder.metadata
         self.sample_rate = int(found.sample_rate)
-        # A last sample without all of its channels is left out.
+        # A last sample that lacks channels is left out.
         self.samples = self.most = int(found.duration_seconds_from_header * self.sample_rate + _ROUNDING)
 
     def read(self, start: int, count: int) -> Waveform:
@@ -275,14 +282,14 @@ class TorchcodecWav:
 
 
 class TorchcodecVideo:
-    """An open video stream, a `VideoReader`; its frames are on the device of the decoder."""
+    """An open video stream; implements `VideoReader`, with frames on the decoder's device."""
 
     def __init__(self, decoder: Any, header: VideoHeader, mirrored: Callable[[], bool]) -> None:
         self._decoder, self._rotation = decoder, decoder.metadata.rotation
         self._mirrored = self._rotation is not None and mirrored()
         self.seconds, self.fps = header.seconds, header.fps
-        found = decoder.metadata  # of all packets
-        # The header of AVI says when the first frame is decoded.
+        found = decoder.metadata  # from a scan of all packets
+        # The header of AVI gives the time at which the first frame is decoded, which may be before it is shown.
         self._begin_s = max(
             found.begin_stream_seconds_from_header or 0.0, found.begin_stream_seconds_from_content or 0.0
         )
@@ -309,20 +316,23 @@ class TorchcodecVideo:
                     f"torchcodec finds a frame at {starts[late[0]]:.3f} s in the place of that at {wanted[late[0]]:.3f} s: it is damaged, or "
                     "has no index. Try decoder='pyav'."
                 )
-        if inside < len(wanted):  # the last frame stays
+        if inside < len(wanted):  # after the end: repeat the last frame
             last = self._decoder.get_frame_at(self._last)
             frames.append(last.data.expand(len(wanted) - inside, *last.data.shape))
             starts += [float(last.pts_seconds)] * (len(wanted) - inside)
         whole = torch.cat(frames) if len(frames) > 1 else frames[0]
-        if self._mirrored:  # torchcodec turns frames alone
+        if self._mirrored:  # torchcodec turns frames but does not mirror them
             whole = whole.flip(3 if round(self._rotation) % 180 else 2)
-        if whole.device.type == "cpu":  # numpy takes half of torch's time
+        if whole.device.type == "cpu":  # numpy copies in half of torch's time
             whole = torch.from_numpy(np.ascontiguousarray(whole.numpy()))
         return whole.contiguous(), [start - self._begin_s for start in starts]
 
 
 class _File:
-    """A file as torchcodec reads it. An error waits in `error`: it must not pass through FFmpeg's functions."""
+    """A file object for torchcodec.
+
+    Errors of reading are kept in `error`, as they must not pass through FFmpeg's functions.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -352,7 +362,10 @@ class _File:
 
 @contextmanager
 def _opened(content: Content, kind: Kind, storage: Storage | None) -> Iterator[_File]:
-    """Open a file for torchcodec, and raise its errors, and those of reading the file, as PyAV's readers do."""
+    """Open a file for torchcodec.
+
+    Turn torchcodec's errors into those of PyAV's readers, and raise errors of reading.
+    """
     with open_content(content, storage) as opened:
         file = _File(opened)
         try:
@@ -362,7 +375,7 @@ def _opened(content: Content, kind: Kind, storage: Storage | None) -> Iterator[_
                 raise file.error from error
             if "DefaultCPUAllocator" in str(error):
                 raise MemoryError(str(error)) from error
-            if isinstance(error, ValueError) or "CUDA" in str(error):  # the device's errors are not the file's
+            if isinstance(error, ValueError) or "CUDA" in str(error):  # errors of the device are not the file's fault
                 raise
             if _ENDS_EARLY in str(error):
                 raise ValueError(

@@ -1,4 +1,4 @@
-"""Video as clips of a few frames."""
+"""Video files as clips of a few frames."""
 
 import os
 from contextlib import AbstractContextManager
@@ -27,35 +27,38 @@ _ROUNDING = 1e-6  # of a frame
 class VideoDataset(ClipDataset):
     """Clips of a number of frames, from video files or encoded fields.
 
-    A sample is a dict: `"frames"` uint8 (frames, 3, H, W) upright RGB, `"times"` (frames,) float64 with the second at which
-    each frame begins, and the other fields of the source, such as `"label"`. A shorter video repeats its last frame, and
-    `"length"` says how many frames are not such repeats.
+    A sample is a dict: `"frames"` uint8 (frames, 3, H, W) RGB, rotated upright, `"times"` (frames,) float64 with the
+    time at which each frame begins in seconds, and the other fields of the source, such as `"label"`. A video that is
+    too short repeats its last frame, and `"length"` is the number of frames without these repeats.
 
-    FFmpeg decodes, in one thread. It seeks to the keyframe before a frame, and converts the wanted frames alone. Frames are found
-    by time, so a video with a changing frame rate plays at its own pace.
+    FFmpeg decodes, in one thread. It seeks to the keyframe before a frame, and converts only the wanted frames. Frames
+    are chosen by time, also if the frame rate of a video changes.
 
     Args:
         source: A path, folder, glob or URL of files, or a list of them. Or a dataset of dicts, such as `TarDataset`, whose field
             holds the bytes of a file, its path or its URL.
-        frames: Frames of a clip.
-        fps: Frames in a second of a clip, whatever the video has. None: the video's own.
-        stride: Without fps: take each frame, each second one, and so on.
-        field: The field of a dataset. By default the one whose name ends as video files do ("mp4", "left.webm").
-        labels: "folder" numbers the folders of `source` as classes. Or a value for each file of a list.
-        clips: "random": a clip that starts anywhere, one for each file. "middle": one from its middle. "even": frames spread
-            evenly over the file. "all": one after another. With "all" the headers of all files are read at once.
-        max_pixels: The largest frame to decode, width times height; None for any.
-        decoder: "pyav", or "torchcodec", which is faster and needs FFmpeg on the machine. Both choose the same frames, with
-            other bits. A run resumes with the decoder that it began with.
-        device: Where torchcodec decodes. "cuda" is the GPU's decoder (NVDEC): frames are on the GPU, and workers must be threads.
-            Not measured.
+        frames: Number of frames in a clip.
+        fps: Frame rate of a clip, whatever the rate of the video. None: the video's rate, divided by `stride`.
+        stride: Without `fps`: take every `stride`-th frame.
+        field: The dataset's field with the video. By default the one whose name ends like a video file's ("mp4",
+            "left.webm").
+        labels: "folder": the folders in `source` are classes, numbered in sorted order. Or a list with a value for each
+            file.
+        clips: "random": one clip of each file, with a random start. "middle": the middle clip of each file. "even": one
+            clip of frames spread evenly over the file. "all": all clips of a file, one after another. For "all" the
+            headers of all files are read when the dataset is made.
+        max_pixels: Most pixels (width times height) of a frame; None for no limit.
+        decoder: "pyav", or "torchcodec", which is faster and needs FFmpeg on the machine. Both choose the same frames,
+            but pixels may differ. A run can resume only with the same decoder.
+        device: Device on which torchcodec decodes. "cuda" is the GPU's decoder (NVDEC): frames are on the GPU, and
+            workers must be threads. Its speed has not been measured.
         transform: Called with each sample; its result replaces the sample.
         storage: How to reach remote files.
-        cache_dir: Folder that keeps the lengths of files; None keeps nothing.
-        jobs: Processes that read the lengths of files.
+        cache_dir: Folder in which to store the lengths of files; None stores nothing.
+        jobs: Number of processes that read the lengths of files.
 
     Raises:
-        ImportError: If PyAV is missing, or the chosen decoder.
+        ImportError: If PyAV or the chosen decoder is not installed.
         FileNotFoundError: If there are no files.
         ValueError: If a setting is out of range. On reading: if a file cannot be decoded, is cut, or has too large frames.
         RuntimeError: On reading, if a worker process would decode on a GPU.
@@ -137,7 +140,7 @@ class VideoDataset(ClipDataset):
         return f"clips of {self.frames} frames, {pace}"
 
     def _step(self, rates: Array | float) -> Any:
-        """Return the seconds between two frames of a clip, for videos of these rates."""
+        """Return the seconds from one frame of a clip to the next, for videos of these frame rates."""
         return self.stride / rates if self.fps is None else 1 / self.fps
 
     def _read(self, content: Content, clip: int) -> dict[str, Any]:
@@ -166,17 +169,17 @@ class VideoDataset(ClipDataset):
         return self.decoder if self.device.type == "cpu" else f"{self.decoder} on {self.device.type}"
 
     def _wanted(self, video: VideoReader, clip: int) -> Array:
-        """Return the times of a clip's frames (frames,)."""
+        """Return the times at which to take a clip's frames, in seconds, (frames,)."""
         numbers = np.arange(self.frames)
         if self.clips == "even":
             times = (numbers + 0.5) * video.seconds / self.frames
         else:
             step = self._step(video.fps)
             length = self.frames * step
-            if self.clips != "all":  # no clip follows
+            if self.clips != "all":  # the clip ends with its last frame, as no other clip follows
                 length += 1 / video.fps - step
             times = start_of_clip(self.clips, clip, video.seconds, length) + numbers * step
         frames = times * video.fps + _ROUNDING
         if self.fps is None and self.clips != "even":
-            frames = np.floor(frames) + 0.5  # the middle of each frame: containers round where frames begin
+            frames = np.floor(frames) + 0.5  # the middle of each frame, as containers round when frames begin
         return frames / video.fps

@@ -1,24 +1,23 @@
-"""Which WAV files are no more than PCM or floats, one after another: they need no FFmpeg."""
+"""Recognize WAV files that hold plain PCM or floats, and so need no FFmpeg to decode."""
 
 import os
 import struct
 from typing import BinaryIO
 
-_FORMAT = struct.Struct(
-    "<HHIIHH"
-)  # tag, channels, samples in a second, bytes in a second, bytes of a sample of all channels, bits
+# Format tag, channels, sample rate, bytes per second, bytes of one sample of all channels, bits of a value.
+_FORMAT = struct.Struct("<HHIIHH")
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _BITS = {_PCM: (8, 16, 24, 32), _FLOAT: (32, 64)}
 _MOST_CHUNKS = 64
-# FFmpeg looks whether PCM is another codec in disguise, as on CDs with DTS and in recordings of S/PDIF.
+# FFmpeg checks whether PCM is in truth another codec, as on CDs with DTS and in recordings of S/PDIF. Its marks:
 _DISGUISES = (b"\xfe\x7f\x01\x80", b"\xff\x1f\x00\xe8", b"\x7f\xfe\x80\x01", b"\x1f\xff\xe8\x00", b"\x72\xf8\x1f\x4e")
-_LOOKED_AT = 1 << 16  # bytes
+_LOOKED_AT = 1 << 16  # first bytes of the data in which the marks are searched
 
 
 def is_plain_wav(file: BinaryIO) -> bool:
-    """Return whether a file is a WAV file whose one chunk of data is PCM or floats, and as long as it says.
+    """Return whether a file is a WAV file with one chunk of data, of PCM or floats, and is as long as its header says.
 
-    FFmpeg reads more, such as files that were never finished. The position in the file is another one afterwards.
+    Other WAV files, such as unfinished ones, may still be readable by FFmpeg. This changes the position in the file.
     """
     chunks = _chunks(file)
     start, size = chunks.get(b"data", (0, 0))
@@ -30,7 +29,7 @@ def is_plain_wav(file: BinaryIO) -> bool:
     tag, channels, rate, _, block, bits = _FORMAT.unpack_from(fields)
     if tag == _EXTENSIBLE and len(fields) == 40:
         used, tag = struct.unpack_from("<H4xH", fields, 18)
-        if used != bits or tag != _PCM:  # torchcodec 0.17 takes such floats for integers
+        if used != bits or tag != _PCM:  # torchcodec 0.17 reads floats in this header as integers
             return False
     if bits not in _BITS.get(tag, ()) or not channels or not rate or block != channels * bits // 8:
         return False
@@ -42,7 +41,10 @@ def is_plain_wav(file: BinaryIO) -> bool:
 
 
 def _chunks(file: BinaryIO) -> dict[bytes, tuple[int, int]]:
-    """Return where each chunk of a WAV file starts, and its bytes; none if they do not fill the file."""
+    """Return the first byte and the size in bytes of each chunk's content, by name.
+
+    Return {} if chunks do not fill the file.
+    """
     file.seek(0)
     head = file.read(12)
     end = file.seek(0, os.SEEK_END)
@@ -50,7 +52,7 @@ def _chunks(file: BinaryIO) -> dict[bytes, tuple[int, int]]:
         return {}
     place, found = 12, dict[bytes, tuple[int, int]]()
     for _ in range(_MOST_CHUNKS):
-        if place + 1 >= end:  # a byte may be padding
+        if place + 1 >= end:  # one byte at the end may be padding
             return found if place <= end + 1 else {}
         file.seek(place)
         head = file.read(8)

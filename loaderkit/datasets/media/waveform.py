@@ -1,4 +1,4 @@
-"""Waveforms (C, T) of float32: filled up to the length that their file claims, and resampled."""
+"""Waveforms (C, T) float32: fill them up to the length in their file's header, and resample them."""
 
 import numpy as np
 import numpy.typing as npt
@@ -10,17 +10,20 @@ Waveform = npt.NDArray[np.float32]
 
 
 def filled(wave: Waveform, start: int, count: int, sample_rate: int) -> Waveform:
-    """Return what was decoded from sample `start` on as (C, count); up to a quarter of a second that it lacks is silence.
+    """Return a waveform, decoded from sample `start` on, as (C, count). Up to 0.25 s missing at its end is silence.
 
     Raises:
-        ValueError: If it lacks more.
+        ValueError: If more is missing.
     """
     check_reaches(start + wave.shape[1], start + count, sample_rate)
     return sized(wave, count)
 
 
 def sized(wave: Waveform, count: int) -> Waveform:
-    """Return a waveform (C, T) as (C, count): cut, or followed by silence. It is copied only if it must be."""
+    """Return a waveform (C, T) as (C, count) and contiguous: cut, or followed by silence.
+
+    It is copied only if needed.
+    """
     if wave.shape[1] >= count:
         return np.ascontiguousarray(wave[:, :count])
     whole = np.zeros((len(wave), count), dtype=np.float32)
@@ -29,10 +32,10 @@ def sized(wave: Waveform, count: int) -> Waveform:
 
 
 def check_reaches(end: int, wanted: int, sample_rate: int) -> None:
-    """Refuse a file that ends at a sample, more than a quarter of a second before the wanted one, or has no samples.
+    """Check that a file, which ends at sample `end`, reaches sample `wanted` to within 0.25 s.
 
     Raises:
-        ValueError: If it does.
+        ValueError: If it ends earlier, or has no samples.
     """
     if not end or end < wanted - TOLERANCE_S * sample_rate:
         raise ValueError(
@@ -41,7 +44,10 @@ def check_reaches(end: int, wanted: int, sample_rate: int) -> None:
 
 
 def resample(wave: Waveform, rate: int, new_rate: int, count: int) -> Waveform:
-    """Return a waveform (C, T) at another rate, as (C, count), by the resampler of PyAV's FFmpeg."""
+    """Return a waveform (C, T) resampled from `rate` to `new_rate` (Hz), as (C, count), by PyAV's FFmpeg.
+
+    If the rates are equal, it is returned unchanged.
+    """
     if rate == new_rate:
         return wave
     av = pyav()

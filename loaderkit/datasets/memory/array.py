@@ -1,4 +1,4 @@
-"""Columns in memory or mapped from a file: a batch is one gather per column."""
+"""A dataset over columns in memory or memory-mapped. A batch takes one gather per column."""
 
 import hashlib
 import mmap
@@ -26,7 +26,7 @@ from loaderkit.system.types import Array
 
 Columns = Any  # a tensor, array or sequence, or a tuple or dict of them, nested
 
-# Before torch 2.9, index_select does not take unsigned integers of more than 8 bits.
+# Before torch 2.9, index_select does not work for unsigned integers of more than 8 bits.
 _SAME_BITS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 _SHORT_ROW = 512  # bytes; numpy copies such rows up to twice as fast as torch, which uses several cores for longer ones
 
@@ -38,14 +38,14 @@ class ArrayDataset(DeclaresDraws, Generic[Sample]):
     """A dataset over columns of equal length, such as tensors and numpy arrays.
 
     Args:
-        columns: A tensor (N, *), a numpy array (N, *), also memory-mapped, or a
-            sequence of N values; or a tuple, list or dict of them, nested. A sample
-            has the same structure.
+        columns: A tensor (N, *), a numpy array (N, *), which may be memory-mapped, or a
+            sequence of N values; or a tuple, list or dict of these, which may be nested. A
+            sample has the same structure, with a tuple for a list of columns.
         transform: Called with each sample. Without it, a batch is one gather per column.
 
     Raises:
         ValueError: If there is no column, or the lengths differ.
-        TypeError: If a column is not one of these types.
+        TypeError: If a column is not of one of these types.
 
     Examples:
         >>> data = lk.ArrayDataset({"x": torch.arange(12).reshape(6, 2), "y": np.arange(6)})
@@ -67,9 +67,9 @@ class ArrayDataset(DeclaresDraws, Generic[Sample]):
             raise ValueError(f"ArrayDataset: {found}; wanted columns of one length.")
         self._length = lengths[0][1]
         if all(map(_is_numbers, _leaves(self._columns))):
-            self.read_columns = None  # type: ignore[assignment, method-assign]  # `read_batch` gives all there is
+            self.read_columns = None  # type: ignore[assignment, method-assign]  # `read_batch` does as much
         else:
-            self.read_batch = None  # type: ignore[assignment, method-assign]  # a batch reader collates the values
+            self.read_batch = None  # type: ignore[assignment, method-assign]  # the Loader then collates the values
 
     def __len__(self) -> int:
         return self._length
@@ -90,7 +90,7 @@ class ArrayDataset(DeclaresDraws, Generic[Sample]):
         return _map_columns(self._columns, lambda column: _as_tensor(_gather(column, indices)))
 
     def read_columns(self, indices: Sequence[int] | Int64Array) -> Any:
-        """Return samples as columns: tensors and arrays (B, *), and lists of B values."""
+        """Return samples as columns in the structure of a sample: tensors and arrays (B, *), and lists of B values."""
         rows = as_rows(self, indices)
         return _map_columns(self._columns, lambda column: _gather(column, rows))
 
@@ -127,11 +127,11 @@ def in_memory(dataset: Any) -> bool:
 
 
 def take(array: Array, rows: Int64Array) -> Array:
-    """Return rows (B, *) of a contiguous array; raise an IndexError if a row is out of range."""
+    """Return the rows (B, *) of a contiguous array at `rows` (B,); raise an IndexError if a row is out of range."""
     is_large = len(rows) * array.strides[0] >= LARGE and array.dtype.kind in "biufc"
     if not is_large or rows.min() < 0 or rows.max() >= len(array):
         return array.take(rows, 0)
-    # If numpy checks the indices itself, it ignores `out` at first and copies twice.
+    # mode="clip", as the indices are checked above: in the mode that checks them, numpy buffers `out` and copies twice.
     return array.take(rows, 0, out=empty_array((len(rows), *array.shape[1:]), array.dtype), mode="clip")
 
 
@@ -172,18 +172,18 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _gather(column: Any, indices: Int64Array) -> Any:
-    """Return rows (B, *) of a column."""
+    """Return the rows of a column at `indices` (B,): a tensor or array (B, *), or a list of B values."""
     if isinstance(column, _TensorColumn):
         return column.gather(indices)
     if isinstance(column, np.ndarray):
-        # `array[indices]` takes several times as long as `take`, which first copies an array that is not contiguous.
+        # `take` is several times as fast as `array[indices]`, but first copies an array that is not contiguous.
         is_whole = column.flags.c_contiguous and column.flags.aligned
         return np.asarray(take(column, indices) if is_whole else column[indices])
     return [column[index] for index in indices.tolist()]
 
 
 def _is_numbers(column: object) -> bool:
-    """Return whether a column's gathered rows are a tensor, or an array that becomes one."""
+    """Return whether a column is a tensor, or an array of numbers, whose gathered rows make a tensor."""
     return isinstance(column, _TensorColumn) or (isinstance(column, np.ndarray) and column.dtype.kind in "biufc")
 
 
@@ -204,7 +204,7 @@ def _is_in_memory(column: object) -> bool:
 
 
 def _map_columns(columns: Columns, function: Callable[[Any], object]) -> Any:
-    """Return the same structure with `function(leaf)` in the place of each leaf."""
+    """Return the same structure of dicts and tuples, with `function(leaf)` in place of each leaf (column)."""
     if isinstance(columns, dict):
         return {name: _map_columns(column, function) for name, column in columns.items()}
     if isinstance(columns, tuple):
@@ -219,7 +219,7 @@ def _leaves(columns: Columns) -> list[Any]:
 
 
 def _named_leaves(columns: Columns, name: str = "") -> list[tuple[str, Any]]:
-    """Return each leaf with its dotted name."""
+    """Return each leaf (column) with its name: the keys and positions that lead to it, joined by dots."""
     if not isinstance(columns, dict | tuple):
         return [(name, columns)]
     parts = columns.items() if isinstance(columns, dict) else enumerate(columns)
@@ -227,7 +227,7 @@ def _named_leaves(columns: Columns, name: str = "") -> list[tuple[str, Any]]:
 
 
 def _prepare(columns: Columns) -> Columns:
-    """Check the columns and wrap tensors; turn a list of columns into a tuple."""
+    """Check the columns, wrap each tensor in a `_TensorColumn`, and turn lists of columns into tuples."""
     if isinstance(columns, str | bytes):
         raise TypeError(
             f"ArrayDataset: found the text {columns!r:.60}, wanted a tensor, a numpy array, a sequence, or a tuple or dict of "

@@ -14,9 +14,9 @@ from loaderkit.system.arrays import Int64Array
 class Packed:
     """A list of objects, each pickled, in one tensor of bytes; `what` names an object in errors.
 
-    Python counts references in the object itself, so a worker that reads a list of
-    objects copies its memory. Forked workers share tensors; spawned workers get
-    them in shared memory.
+    Python counts references in each object, so a forked worker that reads a list of
+    objects gets a copy of their memory pages. The memory of tensors stays shared with
+    forked workers, and is sent to spawned workers as shared memory.
     """
 
     def __init__(self, objects: Iterable[object], what: str) -> None:
@@ -36,11 +36,11 @@ class Packed:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of memory, including the offsets."""
+        """Size in memory in bytes: the pickled objects and their offsets."""
         return self._bytes.nbytes + self._ends.nbytes
 
     def read_one(self, row: int) -> Any:
-        """Return a new copy of object `row`, from 0 to N - 1."""
+        """Return a new copy of the object at `row`, which is from 0 to N - 1."""
         return self.read([row])[0]
 
     def read(self, rows: Sequence[int] | Int64Array) -> list[Any]:

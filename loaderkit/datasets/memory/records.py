@@ -22,11 +22,11 @@ class RecordDataset(DeclaresDraws):
     records in two tensors that all workers share. Each read returns a new object.
 
     Args:
-        records: Any iterable; read once.
+        records: Any iterable of objects that pickle; it is read once.
         transform: Called with each record.
 
     Raises:
-        TypeError: If the records are a frame or a dict, or if a record cannot be pickled.
+        TypeError: If the records are a data frame or a dict, or if a record cannot be pickled.
 
     Examples:
         >>> data = lk.RecordDataset({"text": text, "label": len(text)} for text in ["a", "bc"])
@@ -64,7 +64,7 @@ class RecordDataset(DeclaresDraws):
 
 
 def _describe(value: object) -> str:
-    """Return a text for a record that is the same in every process; an object's own repr may hold its address."""
+    """Return a text for a record, the same in every process; a repr may have an object's address in it."""
     if isinstance(value, dict):
         return f"{{{','.join(f'{_describe(key)}:{_describe(entry)}' for key, entry in value.items())}}}"
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Lists and dicts of records in packed memory, for a user's own dataset class."""
+"""Lists and dicts in memory that worker processes share, for a user's own dataset class."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +28,8 @@ def share(records: Any) -> Any:
             dict of them, with keys of str, int, bytes, or tuples of these.
 
     Raises:
-        TypeError: If it is neither, a record cannot be pickled, or a key is of another type.
+        TypeError: If `records` is neither a sequence nor a dict, a record cannot be pickled, or a key is of another
+            type.
 
     Examples:
         >>> captions = lk.share({"a.jpg": "a cat", "b.jpg": "a dog"})
@@ -46,7 +47,7 @@ def share(records: Any) -> Any:
 
 
 class SharedList(Sequence[V]):
-    """The list that `share` returns."""
+    """The list that `share` returns: read-only, and each read makes a new object."""
 
     def __init__(self, records: Sequence[V]) -> None:
         self._records = Packed(records, "share: record")
@@ -71,7 +72,10 @@ class SharedList(Sequence[V]):
 
 
 class SharedDict(Mapping[K, V]):
-    """The dict that `share` returns, in the same order. `hash_key` gives a key's int64 hash, the same in every process."""
+    """The dict that `share` returns: read-only, in the order of the original. Each read makes a new object.
+
+    `hash_key` returns a hash of a key in the range of int64, which must be the same in every process.
+    """
 
     def __init__(self, records: Mapping[K, V], *, hash_key: Callable[[Any], int] | None = None) -> None:
         self._hash_key = hash_key or _hash
@@ -105,7 +109,7 @@ class SharedDict(Mapping[K, V]):
 
 
 def _hash(key: object) -> int:
-    """Return a hash that is the same in every process, unlike Python's hash of a string."""
+    """Return a hash (int64) that is the same in every process, unlike Python's hash of a string."""
     digest = hashlib.blake2b(_encode(key), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
