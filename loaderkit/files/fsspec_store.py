@@ -126,7 +126,7 @@ def _stat_in(info: Mapping[str, object]) -> Stat | None:
 
 
 def _ls(files: Any, folder: str) -> dict[str, Mapping[str, object]]:
-    """Return fsspec's info on the files directly in a folder, by path. It lists once; fsspec's glob lists repeatedly."""
+    """Return fsspec's info on the files directly in a folder, by path. It lists once; fsspec's glob lists often."""
     try:
         inside = files.ls(folder, detail=True)
     except FileNotFoundError as error:

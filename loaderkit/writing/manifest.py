@@ -129,8 +129,7 @@ class Folder:
         return None
 
     def begin(self, plan: Plan, run: str) -> dict[int, Record]:
-        """Start or continue a plan, and return the finished shards by number. From now on only tasks of `run` may
-        write.
+        """Start or continue a plan, and return the finished shards by number. Only tasks of `run` may write now.
 
         Raises:
             WriteError: If the folder holds other shards.

@@ -1,4 +1,4 @@
-"""Arrays in `.npy` files: one sample a row."""
+"""Arrays in `.npy` files: one sample for each row."""
 
 from typing import ClassVar
 
