@@ -13,7 +13,7 @@ from loaderkit.system.checks import plain_integer
 
 @dataclass(frozen=True)
 class Batches:
-    """Consecutive samples of a lane together as one."""
+    """The verb `batch`: makes one sample out of `size` consecutive samples of a lane."""
 
     size: int
     drop_last: bool
@@ -74,7 +74,7 @@ class _BatchLane(PulledLane):
         return [PendingSample([each.sample for each in samples], seed, first.shard, first.number, steps)]
 
     def _read(self) -> None:
-        """Read the samples of the next batch, and apply their maps and filters."""
+        """Read the samples of the next batch, and apply their maps."""
         size, policy, start = self._batches.size, self._spec.policy, self._below.place
         samples: list[PendingSample] = []
         failed: list[PendingSample] = []

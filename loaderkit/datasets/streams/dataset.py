@@ -194,7 +194,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         return DerivedStream(self, Part(count, skips=False))
 
     def skip(self, count: int) -> "StreamDataset":
-        """Return a stream without the samples that `take` gives. They are read and dropped at the start of each epoch."""
+        """Return a stream without the samples that `take` gives: each epoch begins by reading and dropping them."""
         return DerivedStream(self, Part(count, skips=True))
 
     def shuffle(self, window: int = 1024) -> "StreamDataset":

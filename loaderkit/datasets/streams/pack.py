@@ -168,8 +168,8 @@ class _PackedLane(PulledLane):
         self._rows, self._spec, self._step = rows, spec, Step(rows.document)
         self._keys = ("row", below.seed, place.cycle, spec.lane, *spec.path)
         self._made = place.position  # rows
-        self._cut = place.used  # rows made so far of the document that is being cut; after a resume, of the next one longer than a row
-        self._cutting: _Document | None = None  # the document that is being cut; counts as unread until only its end is left
+        self._cut = place.used  # rows made of the document being cut, or to skip of the next long one after a resume
+        self._cutting: _Document | None = None  # the document being cut; counts as unread until only its end is left
         self._next = 0  # number of the next document, counted from where this lane was opened
         self._waiting: dict[int, _Document] = {}  # by number
         self._fitting: list[tuple[int, int]] = []  # their lengths and negative numbers, sorted

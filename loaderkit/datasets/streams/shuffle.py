@@ -16,7 +16,7 @@ from loaderkit.system.checks import plain_integer
 
 @dataclass(frozen=True)
 class Windows:
-    """Samples shuffled in windows, which a resume reads again."""
+    """The verb `shuffle`: shuffles samples in windows of `size`. A resume reads its window again."""
 
     size: int
 

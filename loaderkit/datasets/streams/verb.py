@@ -25,7 +25,7 @@ class Below(Protocol):
 
 
 class Verb(Protocol):
-    """Makes one stream from another. Its lanes read the lanes of that stream, and append those lanes' places to theirs."""
+    """Makes one stream from another. Its lanes read that stream's lanes, whose places they append to their own."""
 
     def __str__(self) -> str:
         """Return the verb as a call, such as "take(3)"."""
