@@ -20,7 +20,7 @@ def encode_bytes(text: str) -> Sequence[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFormat:
-    """Write the tokens of documents one after another, and where each document ends.
+    """Write documents' tokens one after another, and where each one ends.
 
     Tokens are little-endian. The ends, counted in tokens (uint64), go to SHARD.index, as datatrove does.
     `lk.TokenDataset("DEST/*.bin", length=..., dtype=...)` reads windows of tokens. `lk.DocumentDataset("DEST/*.bin",

@@ -22,7 +22,9 @@ Kind = Literal["image", "audio", "video", "parts"]
 
 
 class MediaDataset(NamedRows[dict[str, Any]]):
-    r"""Rows of any dataset, with the pictures, audio and video that their fields name decoded.
+    r"""Rows whose pictures, audio and video, named by fields, are decoded.
+
+    The rows come from any dataset.
 
     A field holds a file or a list of files, each as a path, a URL, a data URL, the file's bytes, or a dict of Hugging
     Face's layout,

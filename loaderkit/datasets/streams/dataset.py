@@ -470,7 +470,7 @@ def _check_read(read: Callable[..., object]) -> None:
 
 
 def from_start(read: Callable[[str], Iterable[object]]) -> Read:
-    """Return a reader for `StreamDataset` from a function that only reads whole shards.
+    """Return a `StreamDataset` reader from a function that reads whole shards.
 
     To start at a later sample, the reader reads and drops the samples before it.
 
