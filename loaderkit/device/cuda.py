@@ -12,8 +12,7 @@ from loaderkit.system.nested import pin_tensor, to_device
 
 T = TypeVar("T")
 # Most host batches with unfinished copies; with more, the host waits. That is enough work for the device. Without a
-# limit,
-# a host that runs ahead would fill its memory with batches.
+# limit, a host that runs ahead would fill its memory with batches.
 _MOST_HELD = 8
 
 
@@ -80,8 +79,7 @@ class HostBatches:
     """Keeps references to host batches until their copies to the device are done.
 
     A worker may reuse a batch's memory as soon as the last tensor that views it is freed. A copy that is still queued
-    would then
-    read another batch.
+    would then read another batch.
     """
 
     def __init__(self) -> None:

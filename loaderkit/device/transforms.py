@@ -20,10 +20,9 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 class Normalize:
     """A device transform that scales uint8 images and normalises them.
 
-    It computes (x / 255 - mean) / std.
-    All uint8 tensors (*, C, H, W) in the batch with as many channels as there are means count as images. Other leaves
-    stay as
-    they are. Copying uint8 to the device takes a quarter of float32's bytes.
+    It computes (x / 255 - mean) / std. All uint8 tensors (*, C, H, W) in the batch with as many channels as there are
+    means count as images. Other leaves stay as they are. Copying uint8 to the device takes a quarter of float32's
+    bytes.
 
     Args:
         mean: One number for each channel.
@@ -97,8 +96,8 @@ class PadRagged:
         mask: Whether to add `<field>_mask` (B, T) bool, true where there is data.
 
     Returns (when called with a batch):
-        For a dict: the dict with each `Ragged` padded to (B, T, *F), and its lengths and mask. For a `Ragged`: a tuple of
-        padded tensor, lengths and mask, without those that are turned off; or the padded tensor if both are.
+        For a dict: the dict with each `Ragged` padded to (B, T, *F), and its lengths and mask. For a `Ragged`: a tuple
+        of padded tensor, lengths and mask, without those that are turned off; or the padded tensor if both are.
 
     Raises:
         ValueError: If `multiple_of` is below 1, or a batch has no `Ragged`.
@@ -180,8 +179,7 @@ class WidenTokens:
     """A device transform that gives token ids a dtype that `nn.Embedding` takes.
 
     All tensors of uint16, uint32 and uint64 are converted. Other leaves stay as they are, including uint8. Copying
-    uint16
-    tokens to the device takes a quarter of int64's bytes.
+    uint16 tokens to the device takes a quarter of int64's bytes.
 
     Args:
         dtype: The result's dtype, torch.int64 or torch.int32.
@@ -211,11 +209,9 @@ class DecodePictures:
     """A device transform that decodes a batch's encoded pictures.
 
     Encoded pictures are smaller, so less has to be copied to the device. On CUDA, nvJPEG decodes JPEG, and the CPU
-    other formats.
-    On other devices the CPU decodes. Pixels are RGB, after EXIF rotation. Those of nvJPEG may differ from the CPU's by
-    rounding;
-    the difference was not measured. A picture that cannot be decoded is an error: `BadSamples` sees what
-    the dataset reads, not what a device transform makes.
+    other formats. On other devices the CPU decodes. Pixels are RGB, after EXIF rotation. Those of nvJPEG may differ
+    from the CPU's by rounding; the difference was not measured. A picture that cannot be decoded is an error:
+    `BadSamples` sees what the dataset reads, not what a device transform makes.
 
     Args:
         field: The batch's field of encoded pictures: a list (B,) of bytes.

@@ -91,8 +91,7 @@ class ArrivingFile(RangeFile):
 
     The first read uses range requests, so it does not wait for the download, which begins after it. If the cache has no
     room for a copy, all reads use range requests. The download is then tried again after each read, until a sixteenth
-    of
-    the file's bytes have been requested.
+    of the file's bytes have been requested.
 
     Args:
         copy: The file's local copy, which another process may download.

@@ -1,10 +1,8 @@
 """A folder of downloaded shards with a size limit, shared by all processes of a host.
 
 A shard becomes visible when it is complete, and never changes. File locks show what is in use. A process that downloads
-a shard
-holds an exclusive lock on its part file, and each reader of a shard holds a shared lock. The kernel releases a
-process's locks
-when it ends for any reason. The next download deletes unlocked parts, and may evict unlocked shards.
+a shard holds an exclusive lock on its part file, and each reader of a shard holds a shared lock. The kernel releases a
+process's locks when it ends for any reason. The next download deletes unlocked parts, and may evict unlocked shards.
 """
 
 import contextlib
@@ -34,9 +32,8 @@ class Cache:
     """Shards in a folder. Shards that no process has open are evicted to make room.
 
     The shards of other data are evicted first, the least recently opened first. Then come shards of the same data, the
-    most
-    recently opened first: a pass over the data needs these last. Data larger than the cache leaves half of it to other
-    data.
+    most recently opened first: a pass over the data needs these last. Data larger than the cache leaves half of it to
+    other data.
 
     Args:
         folder: The folder. The cache creates it, and leaves other files in it alone.

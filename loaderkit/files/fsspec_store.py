@@ -140,8 +140,7 @@ def _google(url: str, options: Mapping[str, Any]) -> tuple[Any, str] | None:
     """Return gcsfs's file system without gRPC, and the path in it; None for other URLs, or if the environment asks for gRPC.
 
     gcsfs asks over gRPC which kind of bucket it is (https://github.com/fsspec/gcsfs/pull/773). After that, workers that
-    are
-    forked later crash, and only zonal buckets need gRPC.
+    are forked later crash, and only zonal buckets need gRPC.
     """
     if not url.startswith(("gs://", "gcs://")) or os.environ.get("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"):
         return None

@@ -1,8 +1,8 @@
 """A program that lists an S3 folder, or reads one range of an object, through obstore.
 
 obstore's threads do not survive a fork. So a process that may fork workers later starts this program for its first
-requests. The
-program does not import loaderkit, and starts in 50 ms. Importing s3fs and connecting takes ten times as long.
+requests. The program does not import loaderkit, and starts in 50 ms. Importing s3fs and connecting takes ten times as
+long.
 """
 
 import pickle

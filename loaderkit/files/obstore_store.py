@@ -1,8 +1,7 @@
 """Objects of S3, Google Cloud Storage and Azure through obstore (extra `cloud`), for less CPU time than through fsspec.
 
 obstore's threads do not survive a fork. If a process has used obstore, its forked children read through fsspec instead.
-Before
-workers are forked, a separate program (`obstore_process`) lists and reads S3 objects.
+Before workers are forked, a separate program (`obstore_process`) lists and reads S3 objects.
 """
 
 import ctypes
@@ -51,8 +50,9 @@ if hasattr(os, "register_at_fork"):
 class ObstoreStore:
     """The store of a bucket: obstore reads ranges of objects, and fsspec does the rest.
 
-    fsspec gives the versions of objects: gcsfs asks Google's JSON API and obstore its XML API, and the two name a version (entity tag)
-    differently. fsspec also reads objects with unusual names or options, and small ranges outside workers.
+    fsspec gives the versions of objects: gcsfs asks Google's JSON API and obstore its XML API, and the two name a
+    version (entity tag) differently. fsspec also reads objects with unusual names or options, and small ranges outside
+    workers.
 
     Args:
         scheme: Scheme of the URLs.

@@ -106,8 +106,7 @@ class Requests:
         """Yield the bytes of a file's ranges (start, stop) in their order, by parallel requests.
 
         Each yielded buffer has at most 4 MiB, so a longer range comes in several. A request that takes much longer than
-        the
-        others is made a second time.
+        the others is made a second time.
         """
         parts = ((at, min(at + BLOCK, stop)) for start, stop in ranges for at in range(start, stop, BLOCK))
         return map_waiting(lambda part: self.read(url, *part, size_bytes), parts, REQUESTS, hedge=True)

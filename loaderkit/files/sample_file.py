@@ -1,12 +1,10 @@
 """A file of cached entries that the processes of a host share. An entry is written once, and read only when complete.
 
 The file has a head, one record for each index, then the entries in the order in which they were added. To add an entry,
-a
-process takes the lock, extends the file by the entry's size, and releases the lock. It then writes the entry, and the
-record
-last. So the file's size includes all reserved space, even if a process is killed. The kernel releases the lock of a
-killed
-process. Each record has a checksum of its entry: an entry that was lost in a power failure counts as missing.
+a process takes the lock, extends the file by the entry's size, and releases the lock. It then writes the entry, and the
+record last. So the file's size includes all reserved space, even if a process is killed. The kernel releases the lock
+of a killed process. Each record has a checksum of its entry: an entry that was lost in a power failure counts as
+missing.
 """
 
 import contextlib

@@ -16,8 +16,7 @@ HEAD = 32  # first bytes of a file that tell its format
 _TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".jsonl", ".ndjson", ".jsonlines", ".csv", ".tsv")
 _MDS = tuple(f".mds{packed}" for packed in ("", ".bz2", ".gz", ".br", ".snappy", ".zstd"))
 # Suffixes of formats that loaderkit reads. If a folder has such files, other files next to them do not decide its
-# format.
-# Formats that are recognised by their first bytes are left out: the dataset that opens such a file reports it.
+# format. Formats that are recognised by their first bytes are left out: the dataset that opens such a file reports it.
 OURS = (*_TABLES, *_MDS, ".tar", ".npy", ".bin", ".tokens", ".ds")
 _FILES = 1000  # of a folder whose names are looked at, at most
 _HEADS = 20  # of these files that are opened, at most
@@ -127,8 +126,7 @@ FORMATS: dict[str, Format] = {
     "safetensors": Format("a safetensors file", "Open it with lk.SafetensorsDataset(path)."),
 }
 # Offset, first bytes ("magic") and key; the longest first. TFRecord and safetensors have no magic: `format_of_head`
-# checks
-# their first numbers.
+# checks their first numbers.
 _MAGICS = (
     (0, bytes.fromhex("83af70d10d884a3f00000000000000004000000000000000"), "arrayrecord"),  # Riegeli's first chunk
     (0, b"SQLite format 3\0", "sqlite"),

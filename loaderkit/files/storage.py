@@ -26,12 +26,9 @@ class Storage:
     """How to reach remote shards, and where to keep copies of them.
 
     Shards are downloaded whole by parallel requests, once for all processes of a host that share `cache_dir`. To make
-    room,
-    the cache removes copies that no process has open: first copies of other remote folders, then the most recently
-    opened. If
-    all copies are in use, a shard is read by range requests. Requests that fail with a transient error are repeated. If
-    one of
-    several parallel requests takes much longer than the others, it is made a second time.
+    room, the cache removes copies that no process has open: first copies of other remote folders, then the most
+    recently opened. If all copies are in use, a shard is read by range requests. Requests that fail with a transient
+    error are repeated. If one of several parallel requests takes much longer than the others, it is made a second time.
 
     Args:
         options: Options of the file system, as fsspec takes them: `{"key": ..., "secret": ..., "endpoint_url": ...}` for
@@ -91,8 +88,7 @@ class Storage:
         """Return the files at a URL: one file, the matches of a glob, or the files of a folder with one of the suffixes.
 
         A file's version is the one in the listing, which saves a request; None if the listing has none. Paths in a
-        folder that may
-        be marks of other formats are appended to `marks`; see `find_marks`.
+        folder that may be marks of other formats are appended to `marks`; see `find_marks`.
         """
         return self._requests.find(url, suffixes, [] if marks is None else marks)
 
@@ -100,8 +96,7 @@ class Storage:
         """Return a file's bytes from `start` to before `stop`; with `size_bytes=None`, fewer if the file ends before.
 
         None is for small files such as an index, which are read before workers are forked: by fsspec, or with `apart`
-        by a
-        separate process.
+        by a separate process.
         """
         return bytes(self._requests.read(url, start, stop, size_bytes, apart=apart))
 
@@ -109,8 +104,7 @@ class Storage:
         """Yield the bytes of a file's ranges (start, stop) in their order, by parallel requests.
 
         Each yielded buffer has at most 4 MiB, so a longer range comes in several. A request that takes much longer than
-        the
-        others is made a second time.
+        the others is made a second time.
         """
         return self._requests.read_many(url, ranges, size_bytes)
 
@@ -162,8 +156,7 @@ class Storage:
         """As `open`, but return before the download is complete.
 
         The first read uses range requests; later ones wait for the local copy. A small file's first read waits, too. If
-        `fetch` has
-        begun the download, pass what it returned as `arrival`: all reads wait for it.
+        `fetch` has begun the download, pass what it returned as `arrival`: all reads wait for it.
         """
         if self.cache_dir is None:
             return self.open(url, found)

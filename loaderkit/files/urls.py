@@ -27,8 +27,7 @@ def side_folder(folder: str) -> str:
     """Return the hidden folder that holds the manifest and index of a folder of shards.
 
     It lies next to the folder, because other tools read all files in the folder. For a bucket, a Hugging Face
-    repository or a
-    root it lies inside.
+    repository or a root it lies inside.
     """
     if is_remote(folder):
         scheme, _, path = folder.rstrip("/").partition("://")

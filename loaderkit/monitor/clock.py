@@ -49,8 +49,8 @@ class StepClock:
     """Measures steps. Call `begin_wait`, `end_wait`, then `end_step` or the next `begin_wait`.
 
     A step lasts from one request for a batch to the next. The time inside the request is waiting. With a `stream`, a
-    wait counts only for as long as the device had no work. Such a step is handed to `add` later, when the
-    device has passed the step's waits.
+    wait counts only for as long as the device had no work. Such a step is handed to `add` later, when the device has
+    passed the step's waits.
     """
 
     def __init__(self, add: Callable[[Sums], None]) -> None:

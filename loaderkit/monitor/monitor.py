@@ -23,8 +23,8 @@ class DataWaitMonitor:
     device is part of the step, unless the loader does it. Time between epochs and inside `pause()` does not count.
 
     On CUDA the host runs ahead of the device, so the host may wait while the device still has work. There, a wait
-    counts only for as long as the device had no work. CUDA events measure that without synchronising. On other
-    devices the whole time that the host waits counts.
+    counts only for as long as the device had no work. CUDA events measure that without synchronising. On other devices
+    the whole time that the host waits counts.
 
     For remote shards, the summary also has what the loader has downloaded: bytes per second, cache hits and shards
     ahead.

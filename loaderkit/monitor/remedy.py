@@ -16,8 +16,7 @@ def workers_needed(workers: int, summary: WaitSummary) -> int:
     """Return how many worker processes would keep up with the steps; at most 1,000.
 
     If steps wait for workers, all workers are busy, so one takes `workers` steps for a batch. Without workers, a batch
-    takes the
-    time that the host waits.
+    takes the time that the host waits.
     """
     busy_s = summary.step_s - summary.wait_s
     batch_s = workers * summary.step_s if workers else summary.host_wait_s

@@ -16,8 +16,7 @@ class WaitSummary:
         step_s: Mean duration of a step in seconds.
         wait_s: Mean time of a step spent waiting for data, in seconds.
         host_wait_s: Mean time of a step that the host waited, in seconds. On CUDA it may exceed `wait_s`: the device
-            may have had
-            work meanwhile.
+            may have had work meanwhile.
         remedy: Advice; empty if the share of waiting is small.
         downloads: What the loader has downloaded from remote shards, in words; empty without remote shards.
     """

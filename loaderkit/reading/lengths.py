@@ -46,18 +46,14 @@ def measure_lengths(
 ) -> Int64Array:
     """Return the length of each sample (N,), for plans by length.
 
-    Those plans are `LengthBuckets`, `TokenBudget` and `PackPlan`.
-    If the dataset has `lengths()` and no transform, as DocumentDataset, no sample is read. Otherwise each sample is
-    read once,
-    under its own seed as in a Loader. For `MultimodalDataset`, `ChatDataset` and `PreferenceDataset`, tokens are
-    counted without
-    decoding pictures; the length of a preference pair is twice that of its longer side.
+    Those plans are `LengthBuckets`, `TokenBudget` and `PackPlan`. If the dataset has `lengths()` and no transform, as
+    DocumentDataset, no sample is read. Otherwise each sample is read once, under its own seed as in a Loader. For
+    `MultimodalDataset`, `ChatDataset` and `PreferenceDataset`, tokens are counted without decoding pictures; the length
+    of a preference pair is twice that of its longer side.
 
     The cache is used if the number of samples, the dataset's fingerprint and the name of `length` are the same as when
-    it was
-    written. The lengths of 16 samples, which are read again, must be the same too. Otherwise a warning says what
-    differs, and
-    all lengths are measured again.
+    it was written. The lengths of 16 samples, which are read again, must be the same too. Otherwise a warning says what
+    differs, and all lengths are measured again.
 
     Args:
         dataset: Anything with a length and an index.

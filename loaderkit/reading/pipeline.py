@@ -103,12 +103,9 @@ class Pipeline(DeclaresDraws):
         """Keep the samples for which a predicate is true. This reads each sample once, at the call.
 
         The pipeline then holds the indices of the kept samples, 8 bytes each. The cache is used if the number of
-        samples, the data's
-        fingerprint, and the predicate's name and code are the same as when it was written. The predicate's result on 16
-        samples,
-        which are read again, must be the same too. Otherwise a warning says what differs, and all samples are read
-        again. The
-        predicate must not depend on random numbers.
+        samples, the data's fingerprint, and the predicate's name and code are the same as when it was written. The
+        predicate's result on 16 samples, which are read again, must be the same too. Otherwise a warning says what
+        differs, and all samples are read again. The predicate must not depend on random numbers.
 
         Args:
             predicate: Called with a sample.
@@ -150,8 +147,7 @@ class Pipeline(DeclaresDraws):
         """Make one sample out of several consecutive ones.
 
         Use it if later verbs work on batches, and then give the Loader `batch_size=None`. Otherwise leave batches to
-        the Loader: it
-        can change their size on a resume.
+        the Loader: it can change their size on a resume.
 
         Args:
             size: Samples of a batch.
@@ -189,15 +185,14 @@ class Pipeline(DeclaresDraws):
         """Pack documents into rows of a fixed length. The call measures each document, unless the data has lengths.
 
         Each sample so far is a document: a dict with its tokens, or the tokens themselves. Each sample of the new
-        pipeline is a
-        row: a list of documents, as from a stream's `pack`. A Loader makes batches of rows with `PackCollate`, if it
+        pipeline is a row: a list of documents, as from a stream's `pack`. A Loader makes batches of rows with
+        `PackCollate`, if it
             has no `collate_fn`. A later
         `map` gets a row and returns a row.
 
-        Rows are packed by best fit decreasing. A row has the same documents in each epoch; `Loader(shuffle=True)` shuffles the rows.
-        A `PackPlan` makes different rows in each epoch. A document without tokens is in no row. Every other token comes
-        once an
-        epoch.
+        Rows are packed by best fit decreasing. A row has the same documents in each epoch; `Loader(shuffle=True)`
+        shuffles the rows. A `PackPlan` makes different rows in each epoch. A document without tokens is in no row.
+        Every other token comes once an epoch.
 
         The number of tokens must not depend on random numbers. The lengths are cached under the conditions of `measure_lengths`.
         A document longer than a row is read once for each of its rows; of a `DocumentDataset` only the piece is read. If long
@@ -258,8 +253,7 @@ class Pipeline(DeclaresDraws):
 
         Each source comes in its own order, and starts again if it is used up. Each epoch has the same samples.
         `lk.Mixture`, as the Loader's `order=`, shuffles each source in every epoch, and goes on in a source where the
-        last epoch stopped.
-        For streams use `lk.interleave`.
+        last epoch stopped. For streams use `lk.interleave`.
 
         Args:
             sources: The datasets.
@@ -283,8 +277,7 @@ class Pipeline(DeclaresDraws):
         """Return the samples as a stream, whose `filter` and `pack` run during reading, not at the call.
 
         A stream reads runs of consecutive samples, which suits compressed Parquet. It has no length, and resumes as
-        streams do. The
-        settings are those of `StreamDataset`.
+        streams do. The settings are those of `StreamDataset`.
 
         Examples:
             >>> rows = lk.Pipeline([[1, 2, 3], [4], [5, 6]]).stream(lanes=1).pack(4)

@@ -34,8 +34,7 @@ class Repair:
     """Reads a batch again after a failure, and skips or replaces bad samples as the policy says.
 
     Replacements are drawn from the order. With `lengths` (N,) of all samples, a replacement is no longer than the bad
-    sample,
-    except to keep a batch from being empty.
+    sample, except to keep a batch from being empty.
     """
 
     def __init__(

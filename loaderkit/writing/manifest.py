@@ -1,10 +1,10 @@
 """A folder of shards: its plan, a record of each finished shard, and the manifest at the end.
 
-During writing, `.shards/` holds the plan, the records and the shards' indexes. A shard's record is written before the shard becomes
-visible, so each visible shard is finished. The manifest replaces the plan and the records once all shards are finished.
-It lies next to the folder, in `.NAME.loaderkit/`: most tools that read a folder of shards read all its files. While a
-run goes on,
-`.shards/` also has a file named after the run. A task of a run that has ended finds no such file, and writes nothing.
+During writing, `.shards/` holds the plan, the records and the shards' indexes. A shard's record is written before the
+shard becomes visible, so each visible shard is finished. The manifest replaces the plan and the records once all shards
+are finished. It lies next to the folder, in `.NAME.loaderkit/`: most tools that read a folder of shards read all its
+files. While a run goes on, `.shards/` also has a file named after the run. A task of a run that has ended finds no such
+file, and writes nothing.
 """
 
 import contextlib

@@ -26,10 +26,9 @@ _WAY_OUT = "Give the types of all columns with ParquetFormat(schema=...)."
 class ParquetFormat:
     """Write Parquet files with a column for each field.
 
-    The schema comes from 64 samples spread over the dataset. Arrays (N, *F) of booleans and numbers become lists of fixed-size
-    lists, and `lk.ParquetDataset` returns them as arrays of the same dtype. In a column, only the first axis may vary.
-    Arrays of texts and times come back as lists. Numbers come back in the machine's byte
-    order.
+    The schema comes from 64 samples spread over the dataset. Arrays (N, *F) of booleans and numbers become lists of
+    fixed-size lists, and `lk.ParquetDataset` returns them as arrays of the same dtype. In a column, only the first axis
+    may vary. Arrays of texts and times come back as lists. Numbers come back in the machine's byte order.
 
     Args:
         fields: The names of the fields, for samples that are tuples or single values.

@@ -60,13 +60,11 @@ def write_shards(
 ) -> Path:
     """Write a dataset to shards, or finish what an earlier call began.
 
-    The folder is local.
-    The written bytes depend on the dataset and the settings, not on `jobs` or `executor`. Each sample draws its own
-    random numbers, as in a
-    Loader. A shard appears once it is complete. In the end the folder holds only shards, and for tokens the ends of
-    documents. The manifest and the index lie next to it, in
-    `.NAME.loaderkit/`. If they are lost, the shards still open, but more slowly. `loaderkit verify` checks
-    shards by their manifest.
+    The folder is local. The written bytes depend on the dataset and the settings, not on `jobs` or `executor`. Each
+    sample draws its own random numbers, as in a Loader. A shard appears once it is complete. In the end the folder
+    holds only shards, and for tokens the ends of documents. The manifest and the index lie next to it, in
+    `.NAME.loaderkit/`. If they are lost, the shards still open, but more slowly. `loaderkit verify` checks shards by
+    their manifest.
 
     Args:
         dataset: Anything with `__len__` and `__getitem__`.

@@ -28,13 +28,11 @@ class TarFormat:
     """Write tar archives in the WebDataset layout.
 
     Each field of a sample becomes a file, named KEY.FIELD. Its type decides the file's extension: text `.txt`, integers
-    `.cls` (Python's
-    or NumPy's), arrays and tensors `.npy`, other JSON values `.json`. Bytes are written as they are. The extension is
-    appended to the
-    field's name ("label" becomes "label.cls") unless the name ends in it.
-    Pixels are encoded if their field is named "png" or "jpg": uint8 (3, H, W), (H, W, 3) or (H, W). Pillow images are
-    always encoded, by default as PNG. Names become lower case, as readers expect. The key is the sample's "__key__", or
-    its index with nine digits.
+    `.cls` (Python's or NumPy's), arrays and tensors `.npy`, other JSON values `.json`. Bytes are written as they are.
+    The extension is appended to the field's name ("label" becomes "label.cls") unless the name ends in it. Pixels are
+    encoded if their field is named "png" or "jpg": uint8 (3, H, W), (H, W, 3) or (H, W). Pillow images are always
+    encoded, by default as PNG. Names become lower case, as readers expect. The key is the sample's "__key__", or its
+    index with nine digits.
 
     Args:
         fields: The names of the fields, for samples that are tuples or single values.

@@ -24,20 +24,19 @@ class ChatDataset(RowDataset):
     """Conversations, rendered by a chat template and tokenized in the workers.
 
     A sample is a dict: `input_ids` (T,) int64, and `labels` (T,) int64: the token ids to train on, and -100 elsewhere.
-    Models of
-    `transformers` shift labels themselves. The first label is always -100, as nothing comes before it.
+    Models of `transformers` shift labels themselves. The first label is always -100, as nothing comes before it.
 
     A record has one of these layouts:
 
     - `messages` or `conversations`: a list of dicts with `role` and `content`, or with `from` and `value` (ShareGPT).
     - `instruction`, `output`, and perhaps `input`, `system`, `history` (Alpaca). The input follows the instruction on a new line.
 
-    With `pictures`, a message's content may have parts: `{"type": "text", "text": "..."}`, and `{"type": "image", "image": "a.png"}` or
-    `{"type": "image_url", "image_url": {"url": ...}}`. A part of type "image" without a file stands for the next one of
-    the record's `images`. The sample then also has `"images"`, a list
-    of tensors (3, H, W) uint8, and its `input_ids` have a placeholder for each token of a picture.
-    `measure_lengths(dataset)` reads only the headers of pictures. `ChatCollate(images=patches)` makes batches, and so does
-    `PackCollate(..., fields={"labels": -100, "images": patches})` for a `PackPlan`.
+    With `pictures`, a message's content may have parts: `{"type": "text", "text": "..."}`, and `{"type": "image",
+    "image": "a.png"}` or `{"type": "image_url", "image_url": {"url": ...}}`. A part of type "image" without a file
+    stands for the next one of the record's `images`. The sample then also has `"images"`, a list of tensors (3, H, W)
+    uint8, and its `input_ids` have a placeholder for each token of a picture. `measure_lengths(dataset)` reads only the
+    headers of pictures. `ChatCollate(images=patches)` makes batches, and so does `PackCollate(..., fields={"labels":
+    -100, "images": patches})` for a `PackPlan`.
 
     A record may also have `tools`, a list of JSON schemas or the JSON of one, and `chat_template_kwargs`.
 
@@ -54,8 +53,9 @@ class ChatDataset(RowDataset):
             answer.
         max_length: Largest number of tokens in a sample; None for any.
         too_long: What happens to a longer sample. "error": reading it fails; `BadSamples` or a plan may leave it out.
-            "truncate_right" and "truncate_left" cut tokens at that end; a picture that does not fit as a whole is left out.
-            "truncate_turns" leaves out the last messages with their pictures: it ends with the last answer that fits.
+            "truncate_right" and "truncate_left" cut tokens at that end; a picture that does not fit as a whole is left
+            out. "truncate_turns" leaves out the last messages with their pictures: it ends with the last answer that
+            fits.
         tools: JSON schemas or functions, for conversations without tools of their own.
         chat_template: Instead of the tokenizer's: a Jinja template, or a name if the tokenizer has several.
         template_values: Variables of the template: {"enable_thinking": False}.

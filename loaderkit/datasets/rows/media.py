@@ -27,9 +27,8 @@ class MediaDataset(NamedRows[dict[str, Any]]):
     The rows come from any dataset.
 
     A field holds a file or a list of files, each as a path, a URL, a data URL, the file's bytes, or a dict of Hugging
-    Face's layout,
-    {"bytes": ..., "path": ...}. None stays None. Other fields stay as they are. The kind of a field decides what it
-    becomes:
+    Face's layout, {"bytes": ..., "path": ...}. None stays None. Other fields stay as they are. The kind of a field
+    decides what it becomes:
 
     - "image": a tensor (3, H, W) uint8, as `ImageFolder` decodes it.
     - "audio": a dict with `"waveform"` and `"sample_rate"`, as a sample of `AudioDataset`.
@@ -38,9 +37,8 @@ class MediaDataset(NamedRows[dict[str, Any]]):
       `{"type": "image_url", "image_url": {"url": "a.png"}}`, and the same for audio and video, the decoded file takes the file's place.
 
     Relative paths are relative to `root`. A path that leaves it ("../a.png", "/a.png") raises a ValueError, because
-    rows often come
-    from others. Links in the root are followed. URLs of web servers and object stores are read through `storage`, with
-    its retries and its cache.
+    rows often come from others. Links in the root are followed. URLs of web servers and object stores are read through
+    `storage`, with its retries and its cache.
 
     A random clip is drawn under the sample's own seed. An error names the row, the field and the file; `BadSamples` may
     skip the row.

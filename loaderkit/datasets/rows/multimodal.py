@@ -22,10 +22,9 @@ DOCUMENT_COLUMNS = ("content", "texts", "images")
 class MultimodalDataset(RowDataset):
     """Interleaved documents of texts and pictures as rows of tokens.
 
-    Each document is one row, in the order of its parts. Rows are made in the workers.
-    A sample is a dict: `input_ids` (T,) int64 with a placeholder for each token of a picture, `labels` (T,) int64: the
-    ids, but -100 at pictures, and `images`, a list of tensors (3, H, W) uint8. `MultimodalCollate` with the same
-    `Patches` makes batches, and so does
+    Each document is one row, in the order of its parts. Rows are made in the workers. A sample is a dict: `input_ids`
+    (T,) int64 with a placeholder for each token of a picture, `labels` (T,) int64: the ids, but -100 at pictures, and
+    `images`, a list of tensors (3, H, W) uint8. `MultimodalCollate` with the same `Patches` makes batches, and so does
     `PackCollate(..., fields={"labels": -100, "images": patches})` for a `PackPlan`.
 
     `measure_lengths(dataset)` counts tokens for plans. It reads only the headers of pictures.
@@ -48,8 +47,7 @@ class MultimodalDataset(RowDataset):
         end: A token to append to each document: its text, or its id; None appends none.
         max_length: Largest number of tokens in a row; None for any.
         too_long: What happens to a longer row. "error": reading it fails; `BadSamples` or a plan may leave it out.
-            "truncate_right" and
-            "truncate_left" cut it at that end. A picture that does not fit as a whole is left out.
+            "truncate_right" and "truncate_left" cut it at that end. A picture that does not fit as a whole is left out.
 
     Raises:
         TypeError: If the source or the tokenizer is of another type.

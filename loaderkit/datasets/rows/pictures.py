@@ -31,9 +31,9 @@ class CountsTokens(Protocol):
 class Pictures:
     """How datasets read pictures, and which tokens stand for them.
 
-    For `MultimodalDataset`, `ChatDataset` and `PreferenceDataset`.
-    The row has one placeholder for each token that the model makes of a picture. Labels are -100 there. A row is never
-    cut inside a picture, nor between a picture and its `before` or `after`.
+    For `MultimodalDataset`, `ChatDataset` and `PreferenceDataset`. The row has one placeholder for each token that the
+    model makes of a picture. Labels are -100 there. A row is never cut inside a picture, nor between a picture and its
+    `before` or `after`.
 
     Args:
         patches: Says how many tokens a picture takes: the `Patches` that collate the pictures, or any object with

@@ -23,11 +23,10 @@ PREFERENCE_COLUMNS = ("prompt", "chosen", "rejected", "tools", "chat_template_kw
 class PreferenceDataset(RowDataset):
     """Pairs of a chosen and a rejected answer, for DPO and reward models.
 
-    They are tokenized in the workers, when they are read.
-    A sample is a dict with `chosen` and `rejected`. Each is a dict like a ChatDataset's sample: `input_ids` (T,) int64
-    of the prompt and the answer, and `labels` (T,) int64 with -100 at
-    the prompt. `ChatCollate` puts both into one batch. For `measure_lengths(dataset)`, a pair has twice the tokens of
-    its longer side.
+    They are tokenized in the workers, when they are read. A sample is a dict with `chosen` and `rejected`. Each is a
+    dict like a ChatDataset's sample: `input_ids` (T,) int64 of the prompt and the answer, and `labels` (T,) int64 with
+    -100 at the prompt. `ChatCollate` puts both into one batch. For `measure_lengths(dataset)`, a pair has twice the
+    tokens of its longer side.
 
     A record has `chosen` and `rejected`, and perhaps `prompt`, `tools` and `chat_template_kwargs`:
 
@@ -46,8 +45,8 @@ class PreferenceDataset(RowDataset):
         roles: As for ChatDataset.
         max_length: Largest number of tokens in a prompt with an answer; None for any.
         too_long: What happens to a longer one: an error, or a cut at the right or left end. On the left, both answers
-            of a pair with
-            pictures lose the same part of their prompt; a picture that does not fit as a whole is left out.
+            of a pair with pictures lose the same part of their prompt; a picture that does not fit as a whole is left
+            out.
         tools: As for ChatDataset.
         chat_template: As for ChatDataset.
         template_values: As for ChatDataset.

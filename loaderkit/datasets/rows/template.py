@@ -1,10 +1,8 @@
 """Render a conversation with a chat template of `transformers`, and find the tokens of its answers.
 
 A template with `{% generation %}` blocks marks the answers itself. With any other template, the conversation is also
-rendered up to
-each answer, and up to the answer's end. The token ids of both must be prefixes of the whole conversation's ids: then
-the model is
-trained on what it will see at inference.
+rendered up to each answer, and up to the answer's end. The token ids of both must be prefixes of the whole
+conversation's ids: then the model is trained on what it will see at inference.
 """
 
 import datetime
@@ -36,8 +34,7 @@ class Rendered(NamedTuple):
     """A whole conversation as a template writes it.
 
     A border is a special token at which the tokenizer splits the text first, so text after a border does not change the
-    ids before it.
-    It is given as its index among the ids, and its start and end in the text.
+    ids before it. It is given as its index among the ids, and its start and end in the text.
     """
 
     chat: Chat

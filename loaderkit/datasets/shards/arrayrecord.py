@@ -27,8 +27,8 @@ class ArrayRecordDataset(ShardedDataset):
     """The records of ArrayRecord files: bytes, which a `transform` decodes.
 
     The records of a batch are read by one sorted request for each file. In files with a `group_size` above 1, each
-    request decodes the
-    whole group of a record. The library's readers do not survive a fork, so a Loader starts its workers by "spawn".
+    request decodes the whole group of a record. The library's readers do not survive a fork, so a Loader starts its
+    workers by "spawn".
 
     Args:
         urls: A path, folder, glob or URL, or a list of them. Remote files need a cache.

@@ -1,8 +1,7 @@
 """The index of all shards of a folder, in one file next to the folder that can be copied along with the data.
 
 The file begins with a header: the shards' names, sizes, counts and checksums. One or two requests read it. Each shard's
-own index
-follows, compressed. It is read when the shard is first opened.
+own index follows, compressed. It is read when the shard is first opened.
 """
 
 import dataclasses
@@ -202,8 +201,7 @@ def fitted(index: ShardIndex, shard: str, found: Stat) -> ShardIndex | None:
     """Return an index with the shard's current time and entity tag, or None if the shard's content differs.
 
     A copied shard has another time, and often another entity tag. So the size must be the same, and the tag, the time
-    or the
-    checksum too. A remote shard's checksum is compared later, when it is downloaded.
+    or the checksum too. A remote shard's checksum is compared later, when it is downloaded.
     """
     if index.size_bytes != found.size_bytes:
         return None

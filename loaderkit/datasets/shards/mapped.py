@@ -28,8 +28,7 @@ class MappedDataset(ShardedDataset[Opened]):
     """Base of datasets whose rows come from memory-mapped arrays.
 
     A subclass defines `gather`, which copies rows from what `open` returns. If all rows have one dtype and shape, it
-    sets
-    `row_layout`, and the dataset has `read_batch`.
+    sets `row_layout`, and the dataset has `read_batch`.
     """
 
     keeps_index: ClassVar[bool] = False

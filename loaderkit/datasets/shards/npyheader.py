@@ -1,9 +1,8 @@
 """Headers of `.npy` files, safe to parse in several threads.
 
 numpy parses headers with Python's `ast`. In Python before 3.11.8 and 3.12.2, two threads must not use `ast` at the same
-time:
-one of them, or the training's own `torch.compile`, sometimes fails with "AST constructor recursion depth mismatch"
-(python/cpython#106905). So the headers that numpy writes for numbers and text are matched here without `ast`.
+time: one of them, or the training's own `torch.compile`, sometimes fails with "AST constructor recursion depth
+mismatch" (python/cpython#106905). So the headers that numpy writes for numbers and text are matched here without `ast`.
 """
 
 import io

@@ -83,8 +83,7 @@ class SafetensorsDataset(ShardedDataset):
     """The rows of the tensors in safetensors files. Each tensor is a column.
 
     All tensors need the same size of the first axis. A sample is a dict of tensors (*), a batch a dict of tensors (B,
-    *), in the
-    dtypes of the file. Only the requested rows are read, also from a remote file.
+    *), in the dtypes of the file. Only the requested rows are read, also from a remote file.
 
     Args:
         urls: A path, folder, glob or URL, or a list of them. All files need the same columns.

@@ -47,9 +47,8 @@ class _CopySettings(TypedDict):
 class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
     """Base of datasets over files, or other shards, that are indexed once.
 
-    A subclass defines `kind`, `suffixes`, `scan`, `open` and `read`. Each thread opens
-    the shards that it reads and keeps some of them open. Open shards are
-    neither pickled nor shared with a forked worker; they are closed when their
+    A subclass defines `kind`, `suffixes`, `scan`, `open` and `read`. Each thread opens the shards that it reads and
+    keeps some of them open. Open shards are neither pickled nor shared with a forked worker; they are closed when their
     thread ends. A shard that changed after it was indexed is indexed again, with a warning.
 
     Args:

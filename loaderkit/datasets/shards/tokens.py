@@ -35,11 +35,10 @@ class _Tokens:
 class TokenDataset(MappedDataset):
     """Windows of memory-mapped tokens.
 
-    The files are `.npy` files (T,), files of bare numbers (nanoGPT), or those of llm.c.
-    Window i of a shard begins at token i * stride and does not reach into the next
-    shard. Tokens keep their dtype, so that fewer bytes are copied to the device: widen them there (`batch.long()`). For
-    inputs and targets shifted by one, use windows of
-    T + 1 tokens with a stride of T.
+    The files are `.npy` files (T,), files of bare numbers (nanoGPT), or those of llm.c. Window i of a shard begins at
+    token i * stride and does not reach into the next shard. Tokens keep their dtype, so that fewer bytes are copied to
+    the device: widen them there (`batch.long()`). For inputs and targets shifted by one, use windows of T + 1 tokens
+    with a stride of T.
 
     Args:
         urls: A path, folder, glob or URL, or a list of them. Remote files need a cache.

@@ -38,32 +38,28 @@ class StreamDataset(torch_data.IterableDataset[Any]):
     """Samples of named shards whose lengths are unknown.
 
     Shards may be logs, pages of a service, or compressed files. Each epoch deals the shards to lanes. A lane is a part
-    of the stream that one worker reads in sequence; ranks and workers
-    share the lanes. Samples come in the shards' order, or shuffled within windows. A run that resumes within a window
-    reads that window again. So a shard must give the same samples each time it is read in an epoch.
+    of the stream that one worker reads in sequence; ranks and workers share the lanes. Samples come in the shards'
+    order, or shuffled within windows. A run that resumes within a window reads that window again. So a shard must give
+    the same samples each time it is read in an epoch.
 
     A `Loader` makes batches of a StreamDataset, each from samples of one lane. It resumes exactly, even on another
-    number of ranks. The
-    Loader has no `len()` without `steps`. Any other IterableDataset must split itself over ranks and workers, and
-    resumes only on the
-    same number of them. A plain `torch.utils.data.DataLoader` yields a StreamDataset's single samples, each once over
-    ranks and workers;
-    call `set_epoch` before each epoch there.
+    number of ranks. The Loader has no `len()` without `steps`. Any other IterableDataset must split itself over ranks
+    and workers, and resumes only on the same number of them. A plain `torch.utils.data.DataLoader` yields a
+    StreamDataset's single samples, each once over ranks and workers; call `set_epoch` before each epoch there.
 
     Args:
         shards: The names of the shards: paths, URLs, page numbers, dates.
         read: Called with a shard's name and a number `start`. It returns an iterable of the shard's samples from sample
             `start` on. Random numbers that it draws come from the seed of the sample that is read next. See
-            `LineReader`, `TarReader`,
-            `PageReader`, `LogReader`, and `from_start` for a function that cannot skip.
+            `LineReader`, `TarReader`, `PageReader`, `LogReader`, and `from_start` for a function that cannot skip.
         transform: Called with each sample, under the sample's own seed: the first `map`.
         lanes: How many shards are read together, over all ranks and workers. Give at least ranks x workers. The order
             depends on it.
         window: How many samples of a lane are shuffled together, and held in memory.
         shuffle: Shuffle the shards, and the samples within windows.
         seed: Determines the order, and the random numbers of transforms.
-        share: How many lanes share a shard, each reading every share-th block of it. Use it if there are fewer shards than
-            lanes, or a huge shard. `read` is called for each block: it must skip to the block without reading the
+        share: How many lanes share a shard, each reading every share-th block of it. Use it if there are fewer shards
+            than lanes, or a huge shard. `read` is called for each block: it must skip to the block without reading the
             samples before it, and must give no samples if the start is beyond the shard's end. The order depends on it.
         block: Number of samples in such a block.
 
@@ -177,10 +173,8 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         """Return a stream without the samples for which a predicate is false.
 
         The predicate gets a sample after the preceding maps, and may draw random numbers under the sample's own seed. A
-        resume does
-        not read dropped samples again. A state does not name the predicate: a resume with another one is accepted, and
-        applies it to
-        the samples that were not read yet.
+        resume does not read dropped samples again. A state does not name the predicate: a resume with another one is
+        accepted, and applies it to the samples that were not read yet.
         """
         return self._with(Step(predicate, is_filter=True))
 
@@ -188,8 +182,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         """Return a stream of the first samples, or of all if there are fewer.
 
         Each lane that has a shard gives an equal part, so the samples do not depend on ranks and workers. If a lane has
-        fewer samples
-        than its part, the stream has fewer than `count`. A bad sample counts.
+        fewer samples than its part, the stream has fewer than `count`. A bad sample counts.
         """
         return DerivedStream(self, Part(count, skips=False))
 
@@ -223,14 +216,13 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         """Return a stream of batches, each made of consecutive samples of a lane.
 
         Use it if later verbs work on batches, and then give the Loader `batch_size=None`. Otherwise leave batches to
-        the Loader: it
-        can change their size on a resume.
+        the Loader: it can change their size on a resume.
 
-        The last batch of each lane may be smaller, so an epoch has up to as many short batches as lanes. Batches belong to lanes,
-        so they do not depend on the number of ranks or workers. A sample is read under its own seed; `collate_fn` and
-        later maps run under the batch's seed. A bad sample is left out, and the next one of the lane takes its place. A
-        batch for which a later map
-        fails is one bad sample; errors of `collate_fn` are always raised.
+        The last batch of each lane may be smaller, so an epoch has up to as many short batches as lanes. Batches belong
+        to lanes, so they do not depend on the number of ranks or workers. A sample is read under its own seed;
+        `collate_fn` and later maps run under the batch's seed. A bad sample is left out, and the next one of the lane
+        takes its place. A batch for which a later map fails is one bad sample; errors of `collate_fn` are always
+        raised.
 
         Args:
             size: Samples of a batch.
@@ -265,18 +257,13 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         """Return a stream of rows of a fixed length, each packed with several documents.
 
         Each sample so far is a document: a dict with its tokens, or the tokens themselves. Each sample of the new
-        stream is a row: a
-        list of documents. A Loader makes batches of rows with `PackCollate`, if it has no `collate_fn`. A later `map`
-        gets a row and
-        returns a row.
+        stream is a row: a list of documents. A Loader makes batches of rows with `PackCollate`, if it has no
+        `collate_fn`. A later `map` gets a row and returns a row.
 
         In each lane some documents wait for a row. A row takes the document that has waited longest, then repeatedly
-        the longest one
-        that still fits. With 128 waiting documents about 0.5 % of a row stays empty. A state holds the positions of the
-        waiting
-        documents, and a resume reads and tokenizes them again. Rows belong to lanes, so they do not depend on the
-        number of ranks or
-        workers.
+        the longest one that still fits. With 128 waiting documents about 0.5 % of a row stays empty. A state holds the
+        positions of the waiting documents, and a resume reads and tokenizes them again. Rows belong to lanes, so they
+        do not depend on the number of ranks or workers.
 
         A document without tokens is in no row. A document that cannot be read, tokenized or packed counts as a bad
         sample for the Loader's `BadSamples`.
@@ -290,9 +277,8 @@ class StreamDataset(torch_data.IterableDataset[Any]):
             waiting: Number of documents that wait in a lane; more if they are short. With more, rows are fuller, but
                 the start takes longer.
             balance: The cost of a document by its length: `lk.AttentionCost(hidden_size=...)`, or a function from
-                lengths (N,) to
-                costs (N,). Then each lane sorts windows of rows by cost, and all lanes deliver rows of similar cost at
-                the same time.
+                lengths (N,) to costs (N,). Then each lane sorts windows of rows by cost, and all lanes deliver rows of
+                similar cost at the same time.
             together: Rows of a lane that are sorted together, and held in memory, with `balance`. A resume reads them again.
 
         Raises:

@@ -28,8 +28,7 @@ class Place(tuple[int, ...]):
     """Where a lane is: `used` samples into the window that starts at a sample of a shard.
 
     A place is a tuple of five integers. Lanes that read other lanes append the places of those. Each kind of lane may
-    use the numbers
-    in its own way.
+    use the numbers in its own way.
 
     Args:
         cycle: How often the lane has been read to its end.

@@ -1,10 +1,8 @@
 """Packed streams: documents of unknown lengths are packed into rows of a fixed length.
 
 A lane holds documents that wait for a row. Each row takes the document that has waited longest, then repeatedly the
-longest one
-that still fits. A place holds no documents. It says where the first waiting document is in the lane below, and which
-documents from
-there on wait (one bit each). A resume reads the waiting ones again.
+longest one that still fits. A place holds no documents. It says where the first waiting document is in the lane below,
+and which documents from there on wait (one bit each). A resume reads the waiting ones again.
 """
 
 from bisect import bisect_right, insort

@@ -61,9 +61,9 @@ class LineReader:
 class TarReader:
     """Reads samples of tar archives, plain or compressed.
 
-    They have the layout of `TarDataset`.
-    The files of one key follow each other and form one sample: a dict with `__key__` and one entry for each extension.
-    To start at a later sample, the reader decompresses the files before it without decoding them.
+    They have the layout of `TarDataset`. The files of one key follow each other and form one sample: a dict with
+    `__key__` and one entry for each extension. To start at a later sample, the reader decompresses the files before it
+    without decoding them.
 
     Args:
         decode: Maps an extension to a function that decodes a file's bytes, as for `TarDataset`.

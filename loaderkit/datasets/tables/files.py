@@ -32,8 +32,7 @@ def read_table(
     """Read a table from a mapping of columns of equal length, or from files with the same columns.
 
     The columns in `text` of a CSV file stay text, even if all their values are numbers. The columns in `ignore` are
-    left out. Messages
-    call the table `where`. The other settings are those of TableDataModule.
+    left out. Messages call the table `where`. The other settings are those of TableDataModule.
     """
     if (found := columns_of(data)) is not None:
         columns = {

@@ -108,8 +108,8 @@ def index_tar(file: BinaryIO, size_bytes: int, shard: str) -> TarTable:
     """Read an archive's headers and find its samples.
 
     Raises:
-        ShardError: If the file is not a complete, uncompressed tar archive, or a name leads out of it. Also if a
-            sample has an extension twice or files that are not consecutive, or if no file belongs to a sample.
+        ShardError: If the file is not a complete, uncompressed tar archive, or a name leads out of it. Also if a sample
+            has an extension twice or files that are not consecutive, or if no file belongs to a sample.
     """
     return group_files(read_headers(file, size_bytes, shard), shard)
 

@@ -104,10 +104,9 @@ class SharDataset(_Lines):
     """The cuts of a lhotse Shar folder with the data of their fields.
 
     Cuts and fields are joined by position. A sample is a dict: `cut` has the cut's manifest as plain values. A field
-    from a tar file is
-    `{"manifest": ..., "format": "flac", "data": bytes}`, or None for a cut without it. A field from a JSON Lines file
-    is its value, or None. With
-    `as_cuts=True` a sample is a lhotse cut with all of them, as `CutSet.from_shar` gives it.
+    from a tar file is `{"manifest": ..., "format": "flac", "data": bytes}`, or None for a cut without it. A field from
+    a JSON Lines file is its value, or None. With `as_cuts=True` a sample is a lhotse cut with all of them, as
+    `CutSet.from_shar` gives it.
 
     The manifests of all cuts are read once, at the first opening, and kept in the index. Nothing is written into the folder.
 

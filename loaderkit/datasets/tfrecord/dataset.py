@@ -22,10 +22,9 @@ class TFRecordDataset(SpannedDataset):
     """The records of TFRecord files, read without TensorFlow or protobuf.
 
     A `tf.train.Example` becomes a dict of its features. Numbers become an array (n,) int64 or float32, even if there is
-    only one. Bytes
-    become `bytes` if there is one value, else a list. Give types in `features` for other forms: `{"image": bytes,
-    "label": int, "ids": [int]}`. A type means
-    exactly one value; a list of a type means all of them, and none if a record lacks the feature.
+    only one. Bytes become `bytes` if there is one value, else a list. Give types in `features` for other forms:
+    `{"image": bytes, "label": int, "ids": [int]}`. A type means exactly one value; a list of a type means all of them,
+    and none if a record lacks the feature.
 
     The first opening reads the header of each record, checks the checksum of its length, and saves an index.
 

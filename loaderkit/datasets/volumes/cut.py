@@ -96,8 +96,7 @@ def with_location(patch: object, start: Shape, size: Shape, number: int) -> obje
     """Return a patch with its location and the number of its volume.
 
     The location is (2 D,) int64: the patch's start, then its end. A dict gets the fields "location" and "volume". A
-    tuple gets them as
-    its last parts; an array becomes a tuple with them.
+    tuple gets them as its last parts; an array becomes a tuple with them.
     """
     location = torch.tensor([*start, *(first + length for first, length in zip(start, size, strict=True))])
     if isinstance(patch, Mapping):

@@ -30,29 +30,24 @@ class PatchDataset(DeclaresDraws):
     """Patches of volumes, with a length and random access.
 
     Random patches are for training, a grid is for inference. The dataset replaces `torchio.Queue`. A sample is a patch
-    as the volume's own type: a torchio Subject, a dict such as MONAI's,
-    a tuple, or one tensor or array. The last axes are cut; the axes before them, such as channels, stay whole. Affines of torchio and
-    MONAI follow the patch.
+    as the volume's own type: a torchio Subject, a dict such as MONAI's, a tuple, or one tensor or array. The last axes
+    are cut; the axes before them, such as channels, stay whole. Affines of torchio and MONAI follow the patch.
 
     **Random patches.** Each volume has `patches` patches in an epoch. Where a patch lies depends only on the seed, the
     epoch and the patch's number. Random transforms of the volumes' dataset are seeded for each volume and epoch: all
-    patches of a volume in an epoch are
-    cut from the same transformed volume. `transform` is seeded for each patch.
+    patches of a volume in an epoch are cut from the same transformed volume. `transform` is seeded for each patch.
 
     **A grid.** Without `patches` and `sampler`, patches cover each volume in steps of size - overlap. The last patch
-    along an axis ends at the
-    volume's border.
+    along an axis ends at the volume's border.
 
-    **Order.** With `shuffle=True` a Loader takes volumes in a new order each epoch. The patches of about `block` neighbours in that order
-    are shuffled together, in each of `lanes` lanes. If the number of lanes is a multiple of ranks x workers, each
-    worker has its own lanes, and reads each of its volumes once an
-    epoch. Otherwise several workers read a lane's volumes. With any other order, and without shuffling, every epoch has
-    the patches of
-    epoch 0.
+    **Order.** With `shuffle=True` a Loader takes volumes in a new order each epoch. The patches of about `block`
+    neighbours in that order are shuffled together, in each of `lanes` lanes. If the number of lanes is a multiple of
+    ranks x workers, each worker has its own lanes, and reads each of its volumes once an epoch. Otherwise several
+    workers read a lane's volumes. With any other order, and without shuffling, every epoch has the patches of epoch 0.
 
-    **Memory.** When a volume is read, its random patches are cut, and the volume is freed. A process keeps the patches of up to
-    `lanes` x (`block` + 2) volumes, until they are delivered. For a grid it keeps the volumes themselves; without
-    shuffling, one at a time.
+    **Memory.** When a volume is read, its random patches are cut, and the volume is freed. A process keeps the patches
+    of up to `lanes` x (`block` + 2) volumes, until they are delivered. For a grid it keeps the volumes themselves;
+    without shuffling, one at a time.
 
     Patch p of epoch e has the index e * len(data) + p, so `data[index]` and `loader.indices` agree.
 
@@ -62,8 +57,8 @@ class PatchDataset(DeclaresDraws):
         patches: Number of random patches of each volume in an epoch: one number for all, or one for each volume (V,).
         overlap: For a grid: elements that neighbours share (D,), from 0 to size - 1. An integer stands for D equal ones.
         sampler: Instead of `size`: a function from a volume to `patches` patches or more, such as a
-            `torchio.LabelSampler`,
-            or MONAI's `RandCropByPosNegLabeld` with `num_samples`. It runs under the volume's seed.
+            `torchio.LabelSampler`, or MONAI's `RandCropByPosNegLabeld` with `num_samples`. It runs under the volume's
+            seed.
         fields: Names of a dict's fields, or positions of a tuple's parts, that are cut. By default tensors and arrays of more than D axes.
         shapes: For a grid: the spatial shape of each volume (V, D), or one for all (D,). By default each volume is read
             once to find its shape.
