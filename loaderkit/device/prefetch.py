@@ -1,7 +1,7 @@
 """Copy batches to the device before they are used, while the device computes.
 
-A side stream copies batch k + depth while the device computes on batch k. The host waits only for the data. Three rules
-make that safe:
+A side stream copies batch k + depth while the device computes on batch k. The host does not wait for a copy, unless
+very many are unfinished (see `HostBatches`). Three rules make that safe:
 
 - Before the consumer uses a batch, its stream waits for the event recorded after the batch's copy.
 - torch's allocator allocates device memory for the side stream. Before the side stream writes there, it waits for the work

@@ -121,7 +121,7 @@ class CsvDataset(SpannedDataset):
         return samples
 
     def fingerprint(self) -> str:
-        """Return the shards' names and sizes, and the columns."""
+        """Return the shards' names and numbers of samples, and the columns."""
         return f"{self.columns} {super().fingerprint()}"
 
     def _records(self, shard: str, file: BinaryIO) -> Int64Array:

@@ -139,7 +139,7 @@ class DocumentDataset(ShardedDataset[Spans]):
         return sizes
 
     def fingerprint(self) -> str:
-        """Return the files' names, sizes and number of tokens."""
+        """Return the files' names, numbers of documents, and the total number of tokens."""
         return f"{self.dtype} {sum(self._tokens.values())} tokens {super().fingerprint()}"
 
     def _join(self, indices: Int64Array, cut: Cut | None) -> Ragged:

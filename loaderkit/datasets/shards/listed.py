@@ -114,7 +114,8 @@ class ListedDataset(ShardedDataset):
     def _locate(self, folder: str, entries: Sequence[Listed]) -> list[tuple[str, Stat | None, Listed]]:
         """Return each shard's path or URL, its version if it is remote and known, and its entry.
 
-        The uncompressed file is chosen if it exists and has the listed size, else the compressed one.
+        The uncompressed file is chosen if it exists and has the listed size, else the compressed one. A web server's
+        files are not looked up: there, the compressed file is chosen if index.json names one.
 
         Raises:
             FileNotFoundError: If a shard has neither file.

@@ -212,7 +212,7 @@ class SafetensorsDataset(ShardedDataset):
         return found
 
     def fingerprint(self) -> str:
-        """Return the files' names, sizes and columns."""
+        """Return the files' names, numbers of rows and columns."""
         return f"{super().fingerprint()} {_shown(self._layout or {})}"
 
 

@@ -156,7 +156,7 @@ class TokenDataset(MappedDataset):
         ]
 
     def fingerprint(self) -> str:
-        """Return the files' names and sizes, and how they are cut into windows."""
+        """Return the files' names and numbers of windows, and how they are cut into windows."""
         cut = f"length={self.length} stride={self.stride} {self.remainder} {self.dtype}"
         return f"{cut} {sum(self._tokens.values())} tokens {super().fingerprint()}"
 

@@ -239,8 +239,9 @@ class PageReader:
 class LogReader:
     r"""Reads the lines of files that grow.
 
-    It waits for the rest of a line that has no line end yet.
-    A resume continues after the last line that was used, with the lines that have been added. Such streams cannot be shuffled.
+    With `idle_s`, the reader waits for the rest of a line that has no line end yet. Without it, such a line is left
+    out. A resume continues after the last line that was used, with the lines that have been added. Such streams cannot
+    be shuffled.
 
     Args:
         parse: Makes a sample of a line's bytes, without the line end.

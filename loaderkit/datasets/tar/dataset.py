@@ -155,7 +155,7 @@ class TarDataset(ShardedDataset[OpenTar | OpenIndexed]):
         return indexes
 
     def fingerprint(self) -> str:
-        """Return the shards' names and sizes, the samples that a split leaves out, and Pillow if it decodes."""
+        """Return the shards' names and counts, the samples that a split leaves out, and Pillow if it decodes."""
         left_out = sorted((shard_name(shard), sorted(keys)) for shard, keys in self.excluded_keys.items())
         found = super().fingerprint() + (f" without {digest(json.dumps(left_out).encode())}" if left_out else "")
         return found + decoder_fingerprint(self.decoder)
