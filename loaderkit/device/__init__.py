@@ -1,1 +1,1 @@
-"""From the host to the device, ahead of use."""
+"""Copy batches from the host to the device before they are used, and transform them there."""

@@ -1,4 +1,4 @@
-"""CUDA streams and events for copies during the computation, and the host memory that these copies read."""
+"""CUDA streams and events for copies that run during the computation, and the host batches that they read."""
 
 from collections import deque
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from torch import Tensor
 from loaderkit.system.nested import pin_tensor, to_device
 
 T = TypeVar("T")
-# Host batches whose copies may be queued before the host waits. The device then has enough work; without a limit, a host
-# that only queues work would fill its memory with batches.
+# Most host batches with unfinished copies; with more, the host waits. That is enough work for the device. Without a
+# limit, a host that runs ahead would fill its memory with batches.
 _MOST_HELD = 8
 
 
@@ -50,7 +50,7 @@ class Cuda:
         event.synchronize()
 
     def pinned(self, tensor: Tensor) -> Tensor:
-        """Return a tensor in page-locked memory; torch keeps memory that it allocated there until copies from it are done."""
+        """Return the tensor in page-locked memory, which torch reuses only after queued copies from it are done."""
         return pin_tensor(tensor)
 
     def empty_like(self, tensor: Tensor) -> Tensor:
@@ -70,16 +70,16 @@ BACKENDS: dict[str, Callable[[torch.device], Cuda]] = {"cuda": Cuda}
 
 
 def make_backend(device: torch.device) -> Cuda | None:
-    """Return the `Cuda` of a device; None if the device cannot copy during the computation."""
+    """Return a device's `Cuda`; None if batches cannot be copied to the device during the computation."""
     kind = BACKENDS.get(device.type)
     return None if kind is None else kind(device)
 
 
 class HostBatches:
-    """Holds host batches until their copies are done.
+    """Keeps references to host batches until their copies to the device are done.
 
-    A worker may reuse a batch's memory as soon as the last tensor over it is freed. A copy that is still queued would
-    then read another batch.
+    A worker may reuse a batch's memory as soon as the last tensor that views it is freed. A copy that is still queued
+    would then read another batch.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,9 @@
-"""Batches that are copied to the device ahead of their use, during the computation.
+"""Copy batches to the device before they are used, while the device computes.
 
-A side stream copies batch k + depth while the device computes on batch k. The host never waits. Three rules make that safe:
+A side stream copies batch k + depth while the device computes on batch k. The host does not wait for a copy, unless
+very many are unfinished (see `HostBatches`). Three rules make that safe:
 
-- The consumer's stream waits for the event after a batch's copy before it gets the batch.
+- Before the consumer uses a batch, its stream waits for the event recorded after the batch's copy.
 - torch's allocator allocates device memory for the side stream. Before the side stream writes there, it waits for the work
   that the consumer's streams have queued so far: any use of a batch that was freed earlier is part of that work. So a
   batch may be kept for any time, like any tensor.
@@ -48,7 +49,7 @@ def prefetch(
         batches: Batches on the host. From page-locked memory a copy costs the host nothing; other memory is first copied
             to page-locked memory.
         device: The target. Only on CUDA are batches copied ahead; elsewhere each is copied when it is asked for.
-        depth: How many batches are copied ahead.
+        depth: Number of batches that are copied ahead.
         transform: Called with each batch on the device; see `lk.DeviceLoader`.
         seed: Seeds the transform's random numbers, together with the batch's number.
 
@@ -77,16 +78,16 @@ class Fetched(NamedTuple):
 
     batch: Any
     seed: int  # seeds the transform's random numbers
-    place: object = None  # the position after this batch
+    place: object = None  # the loader's state after this batch
     is_last: bool = False  # whether it is the last batch of the pass
 
 
 class Prefetcher:
-    """Copies batches to a device ahead of their use, in one pass after another.
+    """Copies batches to a device before they are used. It serves one pass after another.
 
     Args:
         device: The target.
-        depth: How many batches are copied ahead.
+        depth: Number of batches that are copied ahead.
         transform: Called with each batch on the device.
 
     Raises:
@@ -104,7 +105,7 @@ class Prefetcher:
         self._copied = HostBatches()
 
     def describe(self) -> str:
-        """Return a sentence on how batches are copied."""
+        """Return in words how batches are copied."""
         if self.device.type not in BACKENDS:
             return "copied when they are asked for: only CUDA copies during the computation"
         return f"copied up to {self.depth} ahead, on a side stream"
@@ -214,7 +215,7 @@ class Prefetcher:
 
 @contextmanager
 def seeded(seed: int, device: torch.device, backend: Cuda | None = None) -> Iterator[None]:
-    """Seed all global generators inside, also the device's; restore the caller's on leaving."""
+    """Seed all global random generators, including the device's; restore their states at the end of the context."""
     generator = None if backend is None else backend.generator()
     module = torch.get_device_module(device) if generator is None and device.type not in ("cpu", "meta") else None
     with SampleSeeds(np.array([seed], dtype=np.uint64)) as seeds:

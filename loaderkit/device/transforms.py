@@ -1,4 +1,4 @@
-"""Transforms of whole batches on the device, so that less has to be copied there."""
+"""Transforms of whole batches on the device. Batches stay small until they have been copied there."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 class Normalize:
     """A device transform that scales uint8 images and normalises them.
 
-    It computes (x / 255 - mean) / std.
-    Images are the batch's uint8 tensors (*, C, H, W) with as many channels as there are means. Other leaves stay as they
-    are. As uint8, a quarter of float32's bytes is copied to the device.
+    It computes (x / 255 - mean) / std. All uint8 tensors (*, C, H, W) in the batch with as many channels as there are
+    means count as images. Other leaves stay as they are. Copying uint8 to the device takes a quarter of float32's
+    bytes.
 
     Args:
         mean: One number for each channel.
@@ -86,7 +86,7 @@ class Normalize:
 class PadRagged:
     """A device transform that pads sequences which arrive as `Ragged`.
 
-    So no padding is copied to the device.
+    Padding on the device keeps it out of the copy.
 
     Args:
         value: Written after each sequence's end.
@@ -96,8 +96,8 @@ class PadRagged:
         mask: Whether to add `<field>_mask` (B, T) bool, true where there is data.
 
     Returns (when called with a batch):
-        For a dict: the dict with each `Ragged` padded to (B, T, *F), and its lengths and mask. For a `Ragged`: a tuple of
-        padded tensor, lengths and mask, as far as they were asked for, or the padded tensor alone.
+        For a dict: the dict with each `Ragged` padded to (B, T, *F), and its lengths and mask. For a `Ragged`: a tuple
+        of padded tensor, lengths and mask, without those that are turned off; or the padded tensor if both are.
 
     Raises:
         ValueError: If `multiple_of` is below 1, or a batch has no `Ragged`.
@@ -123,7 +123,7 @@ class PadRagged:
             raise ValueError(f"PadRagged: multiple_of is {self.multiple_of}, wanted at least 1.")
 
     def on_host(self, batch: Any) -> object:
-        """Measure the longest sequence of each Ragged on the host: reading it on the device would make the host wait."""
+        """Note each Ragged's longest sequence, on the host: reading it from the device would make the host wait."""
         if isinstance(batch, Ragged):
             return self._measure(batch)
         names = [name for name, part in batch.items() if isinstance(part, Ragged)] if isinstance(batch, Mapping) else []
@@ -152,7 +152,7 @@ class PadRagged:
         return _Measured(*ragged, -(-longest // self.multiple_of) * self.multiple_of)
 
     def _pad(self, part: "_Measured") -> dict[str, Tensor]:
-        """Return the padded tensor, its lengths and its mask, by the endings of their names."""
+        """Return the padded tensor (key ""), its lengths ("_lengths") and its mask ("_mask")."""
         values, offsets, steps = part
         if self.dtype is not None:
             values = values.to(self.dtype)
@@ -178,8 +178,8 @@ class PadRagged:
 class WidenTokens:
     """A device transform that gives token ids a dtype that `nn.Embedding` takes.
 
-    All tensors of uint16, uint32 and uint64 change; other leaves stay as they are, also bytes (uint8). Tokens of uint16
-    are a quarter of int64's bytes on their way to the device.
+    All tensors of uint16, uint32 and uint64 are converted. Other leaves stay as they are, including uint8. Copying
+    uint16 tokens to the device takes a quarter of int64's bytes.
 
     Args:
         dtype: The result's dtype, torch.int64 or torch.int32.
@@ -206,22 +206,22 @@ class WidenTokens:
 
 @dataclass(frozen=True, slots=True)
 class DecodePictures:
-    """A device transform that decodes a batch's encoded pictures there.
+    """A device transform that decodes a batch's encoded pictures.
 
-    So less has to be copied to the device.
-    On CUDA, nvJPEG decodes JPEG, and the CPU everything else. Pixels are upright RGB. Those of nvJPEG may differ from the CPU's by
-    rounding. It was not measured. On other devices the CPU decodes. A picture that cannot be decoded is an error: `BadSamples` sees what
-    the dataset reads, not what a device transform makes.
+    Encoded pictures are smaller, so less has to be copied to the device. On CUDA, nvJPEG decodes JPEG, and the CPU
+    other formats. On other devices the CPU decodes. Pixels are RGB, after EXIF rotation. Those of nvJPEG may differ
+    from the CPU's by rounding; the difference was not measured. A picture that cannot be decoded is an error:
+    `BadSamples` sees what the dataset reads, not what a device transform makes.
 
     Args:
         field: The batch's field of encoded pictures: a list (B,) of bytes.
-        device: Where pictures are decoded: the device of the batch.
+        device: Where the decoded pictures are: the device of the batch.
         pad: Whether to make one tensor, and to add `<field>_sizes` (B, 2) int64: heights and widths.
         max_pixels: The largest picture to decode, width times height; None for any.
 
     Returns (when called with a batch):
-        The batch with a list (B,) of uint8 tensors (3, H_i, W_i) in its field; with `pad`, uint8 (B, 3, H, W), zero outside of the
-        pictures.
+        The batch, with a list (B,) of uint8 tensors (3, H_i, W_i) in the field. With `pad`, the field has one uint8
+        tensor (B, 3, H, W), zero outside the pictures.
 
     Raises:
         ValueError: If `max_pixels` is below 1, a batch has no such field, or a picture is too large or cannot be decoded.
@@ -272,15 +272,15 @@ class DecodePictures:
 
 
 class _Measured(NamedTuple):
-    """A Ragged on its way to the device."""
+    """A `Ragged` with its padded length, which the host has computed."""
 
     values: Tensor
     offsets: Tensor
-    steps: int  # of the padded result
+    steps: int  # length of the padded result
 
 
 def _constant(values: list[float], like: Tensor) -> Tensor:
-    """Return numbers (C, 1, 1) on the device of `like`; the host does not wait."""
+    """Return numbers as (C, 1, 1) float32 on the device of `like`, without making the host wait."""
     numbers = torch.tensor(values)[:, None, None]
     if like.is_cuda:
         numbers = numbers.pin_memory()

@@ -1,1 +1,1 @@
-"""The bytes at a path or a URL: requests, copies in a cache, whole files, and what their first bytes say."""
+"""Files at a path or URL: requests, a cache of local copies, atomic writes, and formats known by their first bytes."""

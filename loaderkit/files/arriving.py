@@ -1,4 +1,4 @@
-"""Downloads that go on in the background, while the first samples are read by ranges."""
+"""Downloads in the background: until one is complete, the first samples are read by range requests."""
 
 import os
 import threading
@@ -14,7 +14,7 @@ _AT_ONCE = 2  # downloads of a process; each has several connections
 
 
 class _Turns:
-    """Lets a few downloads of this process run, in the order in which they were begun."""
+    """Limits how many downloads of this process run at once."""
 
     semaphore = threading.Semaphore(_AT_ONCE)
 
@@ -28,7 +28,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Arrival:
-    """The download of a copy in a thread of its own, which ends with the process. It begins with `begin`."""
+    """The download of one copy in its own daemon thread, which `begin` starts."""
 
     def __init__(self, copy: "Copy") -> None:
         self.url, self._copy, self._turns = copy.url, copy, _Turns.semaphore
@@ -48,7 +48,7 @@ class Arrival:
             try:
                 file = self._copy.open() if self._is_wanted else None
                 if file is None and self._is_wanted:
-                    self._copy.refuse_change()  # ranges are read: of what was found?
+                    self._copy.refuse_change()  # no room: range requests must read the same version
                 self._file = file
                 if not self._is_wanted:
                     self.close()
@@ -56,7 +56,7 @@ class Arrival:
                 self._error = error
 
     def close(self) -> None:
-        """Let go of the copy. A download that has begun goes on, for other readers."""
+        """Close the copy. A download that has begun goes on, for other readers."""
         self._is_wanted = False
         file, self._file = self._file, None
         if file is not None:
@@ -68,9 +68,9 @@ class Arrival:
         return self._thread is None or not self._thread.is_alive()
 
     def wait(self) -> BinaryIO | None:
-        """Wait for the end of the download, and hand the open copy over; None if there is no room for it.
+        """Wait until the download ends, and return the open copy; None if the cache has no room for it.
 
-        Another call tries again.
+        Another call starts a new download.
 
         Raises:
             OSError: If the download failed.
@@ -89,20 +89,21 @@ class Arrival:
 class ArrivingFile(RangeFile):
     """A remote file that is downloaded while it is used.
 
-    The first spans are requested by ranges before the download begins, so that nobody waits for the rest of the file. If there
-    is no room for a copy, all spans are. Then the file looks for room again, until it has requested a sixteenth of its bytes.
+    The first read uses range requests, so it does not wait for the download, which begins after it. If the cache has no
+    room for a copy, all reads use range requests. The download is then tried again after each read, until a sixteenth
+    of the file's bytes have been requested.
 
     Args:
-        copy: Its local copy, which another process may download.
-        arrival: The download of this process.
-        waits: Whether the first spans wait for the download, too.
+        copy: The file's local copy, which another process may download.
+        arrival: This process's download of the copy.
+        waits: Whether the first read also waits for the download.
     """
 
     def __init__(self, copy: "Copy", arrival: Arrival, *, waits: bool) -> None:
         super().__init__(copy.url, copy.found.size_bytes, copy.requests)
         self._copy, self._arrival, self._waits = copy, arrival, waits
         self._had_room = True
-        self._left = copy.found.size_bytes // 16  # bytes to request until a copy is no longer worth it
+        self._left = copy.found.size_bytes // 16  # bytes to request before the file stops trying to make a copy
 
     def close(self) -> None:
         super().close()
@@ -118,7 +119,7 @@ class ArrivingFile(RangeFile):
             self._arrival.close()
 
     def copy(self) -> BinaryIO | None:
-        """Return the local copy, after waiting for it; None if the next spans are to be requested by ranges."""
+        """Return the local copy, waiting for the download if need be; None if the next read must use range requests."""
         if not self._waits and (self._had_room or self._left <= 0 or not self._arrival.is_over):
             return None if self._had_room else self._copy.find()
         copy = self._arrival.wait()

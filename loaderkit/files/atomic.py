@@ -1,4 +1,4 @@
-"""Write a file as a whole or not at all, and make sure that it is on the disk."""
+"""Write a file atomically, and flush files and folders to disk."""
 
 import contextlib
 import os

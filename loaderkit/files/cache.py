@@ -1,8 +1,8 @@
 """A folder of downloaded shards with a size limit, shared by all processes of a host.
 
-A shard becomes visible when it is complete, and never changes. Locks say what is in use: a process that downloads a shard locks its
-part file alone, and each open shard has a shared lock. The kernel releases them when the process ends for any reason. The next
-download deletes parts without a lock; shards without one may be evicted.
+A shard becomes visible when it is complete, and never changes. File locks show what is in use. A process that downloads
+a shard holds an exclusive lock on its part file, and each reader of a shard holds a shared lock. The kernel releases a
+process's locks when it ends for any reason. The next download deletes unlocked parts, and may evict unlocked shards.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 WHOLE, PART, LOCK = ".lkshard", ".lkpart", "loaderkit.lock"
-SAME_DATA = 8  # digits of a key that the shards of one dataset have in common
+SAME_DATA = 8  # first hexadecimal digits of a key; the shards of one folder share them
 _OURS = re.compile(rf"[0-9a-f]{{32}}({re.escape(WHOLE)}|{re.escape(PART)})")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _POLL_S = 0.02
@@ -29,10 +29,11 @@ class _NoRoomError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Shards in a folder. Those that nobody has open are evicted to make room.
+    """Shards in a folder. Shards that no process has open are evicted to make room.
 
-    The shards of other data go first, least recently opened first. Then go those of the same data, most recently opened first: a
-    pass over the data wants these again last. Data that is larger than the cache leaves half of it to other data.
+    The shards of other data are evicted first, the least recently opened first. Then come shards of the same data, the
+    most recently opened first: a pass over the data needs these last. Data larger than the cache leaves half of it to
+    other data.
 
     Args:
         folder: The folder. The cache creates it, and leaves other files in it alone.
@@ -45,13 +46,13 @@ class Cache:
     data_bytes: int = 0
 
     def find(self, key: str, size_bytes: int) -> BinaryIO | None:
-        """Open a shard if it is there."""
+        """Open a shard; return None if the cache lacks it, or its file has another size than `size_bytes`."""
         path = self.folder / (key + WHOLE)
         try:
             file = path.open("rb")
         except FileNotFoundError:
             return None
-        fcntl.flock(file, fcntl.LOCK_SH)  # others hold the exclusive one for a moment only
+        fcntl.flock(file, fcntl.LOCK_SH)  # an exclusive lock is held only briefly
         if not _is_at(file.fileno(), path):  # evicted meanwhile
             file.close()
             return None
@@ -64,18 +65,21 @@ class Cache:
         return file
 
     def has(self, key: str) -> bool:
-        """Return whether a shard is there, without opening it."""
+        """Return whether the cache has a shard, without opening it."""
         return (self.folder / (key + WHOLE)).exists()
 
     @contextlib.contextmanager
     def reserve(self, key: str, size_bytes: int, *, at_any_cost: bool = False) -> Iterator["Part | BinaryIO | None"]:
-        """Reserve room for a shard, or open it if it is there. One process downloads it, and the others wait.
+        """Open a shard if the cache has it, else yield a `Part` to download into. Yield None if there is no room.
+
+        If several processes ask for one shard, one gets the `Part`, and the others wait for it.
 
         Args:
-            key: 32 hexadecimal digits, which name the shard and its content. Shards of the same data begin with the same 8.
+            key: 32 hexadecimal digits, which name the shard and its content. The keys of the same data begin with the
+                same 8.
             size_bytes: Size of the shard.
-            at_any_cost: If all other shards are in use, evict some nevertheless: their space is free when they are closed. Otherwise
-                there is None.
+            at_any_cost: If all other shards are in use, delete some of them nevertheless. Their disk space is freed
+                when they are closed.
         """
         path = self.folder / (key + PART)
         found, descriptor = self._find_or_lock(key, size_bytes)
@@ -109,7 +113,7 @@ class Cache:
             _unlock_part(descriptor)
 
     def _find_or_lock(self, key: str, size_bytes: int) -> tuple[BinaryIO | None, int]:
-        """Return the open shard if it is there, else the descriptor of its locked part."""
+        """Return the open shard and -1 if the cache has it, else None and the descriptor of its locked part file."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             found = self.find(key, size_bytes)
@@ -124,10 +128,10 @@ class Cache:
             ) from error
 
     def _make_room(self, part: Path, descriptor: int, size_bytes: int, *, at_any_cost: bool) -> bool:
-        """Take space for a part by evicting shards; return False while other downloads fill the cache.
+        """Evict shards and allocate disk space for a part. Return False to wait for other downloads.
 
         Raises:
-            _NoRoomError: If there is no room next to what is in use, unless it is wanted at any cost.
+            _NoRoomError: If shards in use and other downloads leave no room, unless `at_any_cost`.
         """
         with self.locked():
             shards, downloading = self._found(part)
@@ -154,7 +158,7 @@ class Cache:
                     return True
 
     def _found(self, part: Path) -> tuple[list[tuple[str, int]], int]:
-        """Return paths and sizes of the shards in the order of eviction, and the size of other processes' parts."""
+        """Return paths and sizes of the shards in the order of eviction, and the bytes of other processes' parts."""
         own: list[tuple[int, str, int]] = []
         others: list[tuple[int, str, int]] = []
         downloading = 0
@@ -180,7 +184,7 @@ class Cache:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Let nobody else evict or rename shards meanwhile."""
+        """Hold the cache's lock: no other process evicts or publishes shards meanwhile."""
         descriptor = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -191,13 +195,13 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Room for a shard that nobody else downloads.
+    """A file to download one shard into, reserved for this process.
 
     Args:
         cache: The cache.
-        path: Where the part is.
+        path: Path of the part file.
         size_bytes: Size of the shard.
-        file: Takes the content.
+        file: The open part file, to write the shard's content to.
     """
 
     cache: Cache
@@ -206,10 +210,10 @@ class Part:
     file: BinaryIO
 
     def open(self) -> BinaryIO:
-        """Open the shard that has been written, and show it to other processes.
+        """Publish the written shard to other processes, and open it.
 
         Raises:
-            OSError: If the part has another size, or cannot be written.
+            OSError: If the part's size is not `size_bytes`, or writing fails.
         """
         self.file.flush()
         size = self.file.tell()
@@ -217,7 +221,7 @@ class Part:
             raise OSError(f"{self.path}: the download has {size:,} bytes, wanted {self.size_bytes:,}.")
         os.fsync(self.file.fileno())
         opened = self.path.open("rb")
-        with self.cache.locked():  # nobody evicts it in between
+        with self.cache.locked():  # no other process evicts it in between
             self.path.replace(self.path.with_suffix(WHOLE))
             fcntl.flock(self.file, fcntl.LOCK_UN)
             fcntl.flock(opened, fcntl.LOCK_SH)
@@ -228,7 +232,7 @@ _parts: set[int] = set()  # descriptors of the parts that this process downloads
 
 
 def _let_parts_go() -> None:
-    """Close them in a forked child: it would keep their locks if its parent is killed."""
+    """Close the parts in a forked child. Otherwise the child would keep their locks after its parent was killed."""
     while _parts:
         os.close(_parts.pop())
 
@@ -244,9 +248,9 @@ def _lock(path: Path) -> int:
         _parts.add(descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(descriptor, path):  # nobody has finished or deleted it meanwhile
+            if _is_at(descriptor, path):  # no other process has published or deleted it meanwhile
                 return descriptor
-        except BlockingIOError:  # to wait for the lock itself would be to wait until nobody has the whole shard open
+        except BlockingIOError:  # poll: a blocking wait on a published shard would last until all its readers close it
             time.sleep(_POLL_S)
         except BaseException:
             _unlock_part(descriptor)
@@ -260,13 +264,13 @@ def _unlock_part(descriptor: int) -> None:
 
 
 def _unlock(descriptor: int) -> None:
-    """Release the lock explicitly, then close: a process forked meanwhile has the file open too, and would keep the lock."""
+    """Release a file's lock, then close it. Closing is not enough: a child forked meanwhile would keep the lock."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
 def _discard(part: Path) -> bool:
-    """Delete a part that no process downloads; return whether it is gone."""
+    """Delete a part file unless a process downloads into it. Return whether the file is gone."""
     try:
         descriptor = os.open(part, os.O_RDWR)
     except FileNotFoundError:
@@ -277,7 +281,7 @@ def _discard(part: Path) -> bool:
 
 
 def _evict(shards: list[tuple[str, int]]) -> int:
-    """Delete the first shard that nobody has open, and remove it from the list; return its size, or 0 if there is none."""
+    """Delete the first shard that no process has open, also from the list. Return its bytes, or 0 if all are open."""
     for place, (path, size) in enumerate(shards):
         try:
             descriptor = os.open(path, os.O_RDONLY)
@@ -294,7 +298,7 @@ def _evict(shards: list[tuple[str, int]]) -> int:
 
 
 def _delete_unlocked(path: Path, descriptor: int) -> bool:
-    """Delete an open file unless somebody else has a lock on it, and close it; return whether it is gone."""
+    """Delete an open file unless another process holds a lock on it, then close it. Return whether the file is gone."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_at(descriptor, path):
@@ -321,4 +325,4 @@ def _allocate(descriptor: int, size_bytes: int) -> None:
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
             raise
-        os.ftruncate(descriptor, size_bytes)  # other processes see at least the final size
+        os.ftruncate(descriptor, size_bytes)  # reserves no disk space, but shows other processes the final size

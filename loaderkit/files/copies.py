@@ -1,4 +1,4 @@
-"""The local copy of a remote file, which is made when it is wanted."""
+"""The local copy of a remote file, made on demand."""
 
 import hashlib
 import json
@@ -13,13 +13,13 @@ from loaderkit.files.requests import Requests
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Copy:
-    """The copy of one version of a file in the cache of this host: it is there or not.
+    """The copy of one version of a file in this host's cache, whether or not it has been made yet.
 
     Args:
-        url: URL of the file, or a name for what is made of it.
-        found: The version.
-        cache: The folder of copies, and its limit.
-        requests: How to reach the file.
+        url: URL of the file, or a name for content made from it (see `open_made`).
+        found: The file's version.
+        cache: The cache that holds the copies.
+        requests: Downloads the file.
         checksum: The BLAKE2b checksum (32 hexadecimal digits) that the file must have; empty for any.
     """
 
@@ -31,7 +31,7 @@ class Copy:
 
     @property
     def key(self) -> str:
-        """The name of the copy in the cache: the same for all processes that read from one server."""
+        """The copy's key in the cache (32 hexadecimal digits), from the URL, the endpoint and the file's version."""
         options = self.requests.options
         client = options.get("client_kwargs") or {}
         endpoint = str(options.get("endpoint_url") or client.get("endpoint_url") or "")
@@ -45,15 +45,15 @@ class Copy:
 
     @property
     def is_there(self) -> bool:
-        """Whether the cache has it."""
+        """Whether the cache has the copy."""
         return self.cache.has(self.key)
 
     def find(self) -> BinaryIO | None:
-        """Open it if it is there."""
+        """Open the copy; None if the cache does not have it."""
         return self.cache.find(self.key, self.found.size_bytes)
 
     def find_counted(self) -> BinaryIO | None:
-        """Open it for a reader if it is there, and count whether it is."""
+        """As `find`, and count the attempt ("opened") and a success ("hits")."""
         file = self.find()
         self.requests.counts.add("opened", 1)
         if file is not None:
@@ -61,10 +61,10 @@ class Copy:
         return file
 
     def open(self, *, whole: bool = False) -> BinaryIO | None:
-        """Open it, after a download if it is not there; None if there is no room for it.
+        """Open the copy, and download it first if the cache lacks it; None if there is no room.
 
         Args:
-            whole: Make room even if that removes copies that are in use.
+            whole: Make room even by removing copies that are in use.
 
         Raises:
             ValueError: If the file has changed, or has another checksum.
@@ -84,7 +84,7 @@ class Copy:
             raise
 
     def open_made(self, size_bytes: int, make: Callable[[], bytes]) -> BinaryIO | None:
-        """As `open`, of content that is made instead of downloaded, and has a size of its own."""
+        """As `open`, but the content comes from `make` instead of a download, and has `size_bytes` bytes."""
         if size_bytes > self.cache.size_bytes:
             return None
         with self.cache.reserve(self.key, size_bytes) as part:
@@ -94,13 +94,13 @@ class Copy:
             return part
 
     def refuse_change(self) -> None:
-        """Raise ValueError if the file has another version now."""
+        """Raise a ValueError if the file's version is no longer `found`."""
         refuse_change(self.url, self.requests.stat(self.url), self.found)
 
     def _download(self, file: BinaryIO) -> None:
         content = self.requests.download(self.url, self.found.size_bytes, file)
         if not self.checksum:
-            self.refuse_change()  # a change during the download, too
+            self.refuse_change()  # also finds a change during the download
         elif content != self.checksum:
             raise ValueError(
                 f"{self.url}: has the checksum {content}, its folder's index has {self.checksum}. Upload the shard again, or run "

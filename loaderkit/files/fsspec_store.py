@@ -10,15 +10,15 @@ from typing import Any
 from loaderkit.files.listing import Entry, Stat, Wanted, stat_of
 from loaderkit.system.retry import TransientError
 
-_CONNECTIONS = 64  # of a process to an S3 server, at most
-_WAITS = random.Random()  # the generator of the waits of gcsfs
+_CONNECTIONS = 64  # at most, of a process to an S3 server
+_WAITS = random.Random()  # gcsfs draws its waits between retries from it
 # File systems are never freed: in a forked process, their finalizers would use the parent's event loop and sockets.
 _KEPT: dict[object, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class FsspecStore:
-    """The store of each URL that fsspec knows.
+    """Reads, writes and lists files of any URL that fsspec knows.
 
     Args:
         options: Options of the file system, as fsspec takes them.
@@ -49,13 +49,13 @@ class FsspecStore:
         elif wanted.is_glob:
             found = files.glob(path, detail=True)
         else:
-            # A folder of the web is a page whose address ends with a slash. To search a file there would be to read it.
+            # On the web, a folder's URL ends with a slash. Any other page is a file; listing it would download it.
             page = self._info_of_page(wanted.url) if wanted.is_web else None
             if page is not None and not str(page.get("url", "")).endswith("/"):
                 return {wanted.url: Entry("", _stat_in(page))}
             found = files.find(path.rstrip("/") + ("/" if wanted.is_web else ""), detail=True)
             if list(found) == [path] and not wanted.is_web:
-                known = isinstance(found, Mapping)  # adlfs lists a single file without its version
+                known = isinstance(found, Mapping)  # adlfs lists a single file without size and time
                 return {wanted.url: Entry("", stat_of(found[path]) if known else None)}
         root = path.rstrip("/") + "/"
         return {
@@ -86,12 +86,12 @@ class FsspecStore:
         files, path = _google(url, options) or fsspec.core.url_to_fs(url, **options)
         if not getattr(files, "async_impl", False):
             return _KEPT.setdefault(id(files), files), path
-        # One for all threads: they share an event loop, and fsspec 2024.6 would open a session for each.
+        # One for all threads: they share an event loop, and fsspec 2024.6 would open a session for each thread.
         key = os.getpid(), type(files), fsspec.utils.tokenize(files.storage_options)
         return _KEPT.setdefault(key, files), path
 
     def _info_of_page(self, url: str) -> Mapping[str, object] | None:
-        """Return what a web server says of an address; None if there is nothing."""
+        """Return fsspec's info on a page of a web server; None if the page does not exist or is no file."""
         try:
             info: Mapping[str, object] = self._call(url, "info")
         except FileNotFoundError as error:
@@ -101,7 +101,11 @@ class FsspecStore:
         return info if info["type"] == "file" else None
 
     def _call(self, url: str, name: str, *arguments: object, **keywords: object) -> Any:
-        """Call a method of the file system of a URL, for the path in it."""
+        """Call a method of the URL's file system with the path in it as the first argument.
+
+        Raises:
+            TransientError: If an asynchronous file system does not answer within `timeout_s`.
+        """
         files, path = self.filesystem(url)
         if not getattr(files, "async_impl", False):
             return getattr(files, name)(path, *arguments, **keywords)
@@ -117,12 +121,12 @@ class FsspecStore:
 
 
 def _stat_in(info: Mapping[str, object]) -> Stat | None:
-    """Return the version of a file; None if its size is unknown, as in a web server's listing."""
+    """Return a file's version from fsspec's info; None for a folder or an unknown size, as in a web listing."""
     return None if info.get("size") is None or info.get("type") == "directory" else stat_of(info)
 
 
 def _ls(files: Any, folder: str) -> dict[str, Mapping[str, object]]:
-    """Return the files directly in a folder by one listing: fsspec's glob makes several requests."""
+    """Return fsspec's info on the files directly in a folder, by path. It lists once; fsspec's glob lists often."""
     try:
         inside = files.ls(folder, detail=True)
     except FileNotFoundError as error:
@@ -135,14 +139,14 @@ def _ls(files: Any, folder: str) -> dict[str, Mapping[str, object]]:
 def _google(url: str, options: Mapping[str, Any]) -> tuple[Any, str] | None:
     """Return gcsfs's file system without gRPC, and the path in it; None for other URLs, or if the environment asks for gRPC.
 
-    gcsfs asks by gRPC of what kind a bucket is (https://github.com/fsspec/gcsfs/pull/773). gRPC crashes the workers that are
-    forked later, and only zonal buckets need it.
+    gcsfs asks over gRPC which kind of bucket it is (https://github.com/fsspec/gcsfs/pull/773). After that, workers that
+    are forked later crash, and only zonal buckets need gRPC.
     """
     if not url.startswith(("gs://", "gcs://")) or os.environ.get("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"):
         return None
     from fsspec import get_filesystem_class
 
-    if not get_filesystem_class(url.partition(":")[0]).__module__.startswith("gcsfs."):  # a user's own
+    if not get_filesystem_class(url.partition(":")[0]).__module__.startswith("gcsfs."):  # a user's own class
         return None
     import gcsfs.retry
     from gcsfs.core import GCSFileSystem

@@ -1,4 +1,4 @@
-"""What stores say of files: their versions, and which files a URL names."""
+"""Versions of files, and the files that a URL names: one file, a folder, or a glob."""
 
 import email.utils
 import re
@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 from loaderkit.files.signatures import find_marks
 
 T = TypeVar("T")
-_PART = re.compile(r"-\d+-of-\d+$")  # as TensorFlow numbers the files of one dataset
+_PART = re.compile(r"-\d+-of-\d+$")  # TensorFlow's ending for file number of total
 
 # Names that file systems give to the time of the last change, and to the entity tag.
 _CHANGED = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
@@ -30,7 +30,10 @@ class Stat(NamedTuple):
     etag: str = ""
 
     def is_same(self, other: "Stat") -> bool:
-        """Return whether both are of one content: a listing and a HEAD may give one file's time with other precision."""
+        """Return whether two versions have the same content.
+
+        If both have an entity tag, the time is ignored: a listing and a HEAD request may round it differently.
+        """
         if self.etag and other.etag:
             return self.size_bytes == other.size_bytes and self.etag == other.etag
         return self[:2] == other[:2]
@@ -40,8 +43,8 @@ class Entry(NamedTuple):
     """A file in a listing.
 
     Args:
-        path: Path in the folder that was listed.
-        stat: Its version; None if the listing has none.
+        path: The file's path relative to the listed folder.
+        stat: The file's version; None if the listing has none.
     """
 
     path: str
@@ -49,7 +52,7 @@ class Entry(NamedTuple):
 
 
 def stat_of(info: Mapping[str, object]) -> Stat:
-    """Return the version in what a file system says of a file."""
+    """Return a file's version from the info that an fsspec file system gives."""
     changed = next((info[key] for key in _CHANGED if info.get(key)), 0)
     etag = next((info[key] for key in _ETAGS if info.get(key)), "")
     size = info["size"]
@@ -61,7 +64,7 @@ def stat_of(info: Mapping[str, object]) -> Stat:
 
 
 def refuse_change(url: str, now: Stat, wanted: Stat | None) -> None:
-    """Raise ValueError if a file has another version than the wanted one."""
+    """Raise a ValueError if a file's version `now` is not the wanted one; None wants any."""
     if wanted is not None and not now.is_same(wanted):
         raise ValueError(
             f"{url}: changed while it was in use: is {_described(now)}, was {_described(wanted)}. Create the dataset again."
@@ -86,7 +89,7 @@ def _moment(text: str) -> datetime:
 
 
 class Wanted:
-    """What a URL asks a store to list: a file, a folder with all that is in it, or the files that match a glob.
+    """What a URL names: a file, a folder with all files below it, or the files that match a glob.
 
     Args:
         url: The URL.
@@ -101,23 +104,23 @@ class Wanted:
 
     @property
     def is_flat(self) -> bool:
-        """Whether it is a glob that one folder's listing answers."""
+        """Whether the URL is a glob with wildcards only in the file name, so that listing one folder answers it."""
         return self.is_glob and not self.is_web and not _has_any(self.folder, "*?[") and "**" not in self.name
 
     def matching(self, found: Mapping[str, T]) -> dict[str, T]:
-        """Return the files of a flat glob among those of its folder."""
+        """Return the files that match a flat glob, out of all files in its folder."""
         from fsspec.utils import glob_translate
 
         matches = re.compile(glob_translate(self.name)).match
         return {name: info for name, info in found.items() if matches(name.rpartition("/")[2])}
 
     def chosen(self, found: Mapping[str, Entry], suffixes: Sequence[str], marks: list[str]) -> dict[str, Stat | None]:
-        """Return the files that a user means: of a folder, those that have one of the suffixes and are not hidden.
+        """Return the chosen files' versions by URL. Of a folder, hidden files and other suffixes are left out.
 
         Args:
             found: All files at the URL.
-            suffixes: Endings of the files of a folder.
-            marks: Gets the paths in a folder that may be marks of other formats.
+            suffixes: Suffixes to choose in a folder. One file and a glob's matches are chosen whatever their suffix.
+            marks: For a folder, the paths that may be marks of other formats are appended to it (see `find_marks`).
         """
         if not self.is_glob and list(found) != [self.url]:
             marks += find_marks(one.path for one in found.values())
@@ -131,10 +134,10 @@ def _has_any(text: str, signs: str) -> bool:
 
 
 def has_suffix(name: str, suffixes: tuple[str, ...]) -> bool:
-    """Return whether a file's name ends with one of the suffixes, which a number such as `-00003-of-00010` may follow."""
+    """Return whether a file name has one of the suffixes. A number such as `-00003-of-00010` may follow the suffix."""
     return name.endswith(suffixes) or ("-of-" in name and _PART.sub("", name).endswith(suffixes))
 
 
 def is_hidden(path: str) -> bool:
-    """Return whether a path or one of its folders is hidden."""
+    """Return whether a part of a path begins with a dot."""
     return any(part.startswith(".") for part in path.split("/"))

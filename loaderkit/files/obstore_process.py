@@ -1,7 +1,8 @@
-"""A program that lists or reads S3 objects through obstore, and ends.
+"""A program that lists an S3 folder, or reads one range of an object, through obstore.
 
-obstore's threads do not survive a fork. So a process whose workers are forked later starts this program for its first requests.
-It does not import loaderkit, and takes 50 ms to start. Importing s3fs and connecting takes ten times as long.
+obstore's threads do not survive a fork. So a process that may fork workers later starts this program for its first
+requests. The program does not import loaderkit, and starts in 50 ms. Importing s3fs and connecting takes ten times as
+long.
 """
 
 import pickle
@@ -26,7 +27,7 @@ def main() -> None:
 
 
 def list_folder(store: Any, folder: str, recursive: bool) -> list[tuple[str, int, Any, str | None]]:
-    """Return the key, size, time and tag of each object in a folder."""
+    """Return the key, size in bytes, time of last change and entity tag of each object in a folder."""
     import obstore
 
     pages = obstore.list(store, folder) if recursive else [obstore.list_with_delimiter(store, folder)["objects"]]
@@ -34,7 +35,7 @@ def list_folder(store: Any, folder: str, recursive: bool) -> list[tuple[str, int
 
 
 def read(store: Any, key: str, start: int, stop: int) -> bytes:
-    """Return a range of an object."""
+    """Return an object's bytes from `start` to before `stop`."""
     import obstore
 
     return bytes(obstore.get_range(store, key, start=start, end=stop))

@@ -16,23 +16,23 @@ STORES = {  # names of obstore's classes, by the scheme of a URL
     **dict.fromkeys(("gs", "gcs"), "GCSStore"),
     **dict.fromkeys(("az", "abfs", "abfss"), "AzureStore"),
 }
-# Options of s3fs, gcsfs and adlfs that are understood here. With any other option, fsspec reads.
+# Options of s3fs, gcsfs and adlfs that can be translated for obstore. With any other option, fsspec reads.
 _S3 = {"key", "secret", "token", "anon", "endpoint_url", "client_kwargs"}
 _S3_CLIENT = {"endpoint_url", "region_name"}
 _GOOGLE = {"token", "project", "access", "endpoint_url"}
 _AZURE = {"account_name", "account_key", "sas_token", "connection_string", "anon"}
 _GOOGLE_ELSEWHERE = {"STORAGE_EMULATOR_HOST", "GOOGLE_CLOUD_UNIVERSE_DOMAIN"}  # of the environment
 _GOOGLE_URL = "https://storage.googleapis.com"
-# Of S3: obstore asks botocore again 5 minutes before the end, which renews them.
+# Of S3. obstore asks botocore again 5 minutes before they expire, and botocore renews them.
 _CREDENTIALS_LAST = timedelta(minutes=10)
 
 
 class Opening(NamedTuple):
-    """How to open a store of obstore.
+    """How to open an obstore store.
 
     Args:
-        name: Name of its class.
-        container: Its bucket or container.
+        name: Name of obstore's class.
+        container: The bucket or container.
         settings: Keyword arguments of the class.
     """
 
@@ -46,8 +46,8 @@ def find_opening(url: str, by_fsspec: FsspecStore) -> Opening | None:
 
     Args:
         url: URL of an object.
-        by_fsspec: Reads the same URL through fsspec. Its file system knows the credentials for Google and Azure, also those of the
-            environment.
+        by_fsspec: Reads the same URL through fsspec. For Google and Azure, the credentials come from its file system,
+            which also takes them from the environment.
     """
     options = by_fsspec.options
     scheme, _, path = url.partition("://")
@@ -95,7 +95,7 @@ def _s3_settings(options: Mapping[str, Any]) -> Settings | None:
 
 
 def _s3_region() -> str | None:
-    """Return the region that botocore would use. Without a file of settings, importing botocore is not needed."""
+    """Return the region that botocore would use, or None. botocore is imported only if there are AWS config files."""
     files = (("AWS_CONFIG_FILE", "~/.aws/config"), ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"))
     if any(Path(os.environ.get(name, default)).expanduser().exists() for name, default in files):
         found: str | None = _s3_session().get_config_variable("region")
@@ -132,7 +132,7 @@ def _google_settings(options: Mapping[str, Any], url: str, by_fsspec: FsspecStor
         return settings | {"skip_signature": True}
 
     def token() -> Any:
-        access.maybe_refresh()  # 5 minutes before the end
+        access.maybe_refresh()  # renews a token that expires within 5 minutes
         found = access.credentials
         return {"token": found.token, "expires_at": found.expiry and found.expiry.replace(tzinfo=UTC)}
 
@@ -142,7 +142,7 @@ def _google_settings(options: Mapping[str, Any], url: str, by_fsspec: FsspecStor
 def _azure_settings(options: Mapping[str, Any], url: str, by_fsspec: FsspecStore) -> Settings | None:
     if options.keys() - _AZURE:
         return None
-    client = by_fsspec.filesystem(url)[0].service_client  # has read the connection string and the environment
+    client = by_fsspec.filesystem(url)[0].service_client  # knows the connection string and the environment
     endpoint, _, sas_token = client.url.partition("?")
     settings: Settings = {"endpoint": endpoint.rstrip("/"), "use_emulator": False, "skip_signature": False}
     settings["account_name"] = getattr(client.credential, "account_name", None) or client.account_name or "unknown"

@@ -1,7 +1,7 @@
 """Objects of S3, Google Cloud Storage and Azure through obstore (extra `cloud`), for less CPU time than through fsspec.
 
-obstore's threads do not survive a fork. A process that forks from one that has used it leaves it alone. Before workers are forked,
-a program of its own lists and reads objects of S3.
+obstore's threads do not survive a fork. If a process has used obstore, its forked children read through fsspec instead.
+Before workers are forked, a separate program (`obstore_process`) lists and reads S3 objects.
 """
 
 import ctypes
@@ -22,14 +22,14 @@ from loaderkit.files.obstore_settings import find_opening
 from loaderkit.system.retry import TRANSIENT_STATUS, TransientError
 from loaderkit.system.worker_info import in_worker_process
 
-_LEAST_BYTES = 1 << 20  # of a range outside of workers: small ones are read before workers are forked
-_MOST_APART = 8  # programs that a process starts: for more requests, s3fs takes less time in all
-_KEY = re.compile(r"[\w=.-]+(/[\w=.-]+)*", re.ASCII)  # an object's name that obstore does not write in another way
+_LEAST_BYTES = 1 << 20  # of a range that obstore reads outside workers: smaller ones may come before workers are forked
+_MOST_APART = 8  # programs that a process starts at most: for more requests, s3fs is faster
+_KEY = re.compile(r"[\w=.-]+(/[\w=.-]+)*", re.ASCII)  # names of objects that obstore does not escape
 _STATUS = re.compile(r"status code: (\d{3})")
 
 
 class _Process:
-    stores: ClassVar[dict[str, Any]] = {}  # None: fsspec has to read
+    stores: ClassVar[dict[str, Any]] = {}  # by bucket and options; None if fsspec has to read
     opening = threading.Lock()
     parent_used_it = False
     apart = 0  # programs started
@@ -38,9 +38,9 @@ class _Process:
     def after_fork(cls) -> None:
         for store in filter(None, cls.stores.values()):
             cls.parent_used_it = True
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))  # its end waits for a lock that a lost thread may hold
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))  # freeing it may wait for a lost thread's lock
         cls.stores.clear()
-        cls.opening = threading.Lock()  # a thread that the child lacks may hold the parent's
+        cls.opening = threading.Lock()  # a thread that the child lacks may hold the old lock
 
 
 if hasattr(os, "register_at_fork"):
@@ -48,10 +48,11 @@ if hasattr(os, "register_at_fork"):
 
 
 class ObstoreStore:
-    """The store of a bucket: obstore reads its ranges, and fsspec does the rest.
+    """The store of a bucket: obstore reads ranges of objects, and fsspec does the rest.
 
-    fsspec gives the versions of objects: gcsfs asks Google's JSON API and obstore its XML API, and the two name a version (entity tag)
-    differently. fsspec also reads what obstore does not know: odd names and options, and small ranges before workers are forked.
+    fsspec gives the versions of objects: gcsfs asks Google's JSON API and obstore its XML API, and the two name a
+    version (entity tag) differently. fsspec also reads objects with unusual names or options, and small ranges outside
+    workers.
 
     Args:
         scheme: Scheme of the URLs.
@@ -73,7 +74,7 @@ class ObstoreStore:
         self._by_fsspec.put(url, content)
 
     def list(self, wanted: Wanted) -> dict[str, Entry]:
-        """Return the objects in a folder of S3, or the matches of a glob there, by another process; else by fsspec."""
+        """Return the objects at a URL. `obstore_process` lists folders and flat globs of S3 if it can; else fsspec."""
         return self._list_apart(wanted) or self._by_fsspec.list(wanted)
 
     def get(self, url: str, start: int, stop: int, *, early: bool = False, apart: bool = False) -> bytes:
@@ -87,14 +88,14 @@ class ObstoreStore:
         """
         content: bytes | None = None
         key = url.removeprefix(f"{self._bucket}/")
-        if in_worker_process() or not (early or stop - start < _LEAST_BYTES):  # a worker forks no other
+        if in_worker_process() or not (early or stop - start < _LEAST_BYTES):  # a worker process forks no workers
             content = self._read(key, start, stop)
         elif apart:
             content = self._run_apart("read", key, start, stop)
         return self._by_fsspec.get(url, start, stop) if content is None else content
 
     def _read(self, key: str, start: int, stop: int) -> Any:
-        """Return a range as a buffer of bytes; None if fsspec has to read it."""
+        """Return an object's bytes from `start` to before `stop`, as a buffer; None if fsspec has to read them."""
         if not _KEY.fullmatch(self._container) or not _KEY.fullmatch(key) or _Process.parent_used_it:
             return None
         with _Process.opening:
@@ -110,12 +111,12 @@ class ObstoreStore:
         except (FileNotFoundError, obstore.exceptions.BaseError) as error:
             said = str(error).partition("\n\nDebug source")[0]
             if not isinstance(error, FileNotFoundError) and "redirect" in said and not _is_refused(said):
-                _Process.stores[self._name] = None  # the bucket is in another region, which s3fs finds out
+                _Process.stores[self._name] = None  # the bucket is in another region; s3fs finds it
                 return None
             raise _named(error, said) from None
 
     def _open(self) -> Any:
-        """Return obstore's store; None if fsspec has to read, or has to say what is wrong with the options."""
+        """Return obstore's store; None if fsspec has to read, or has to report what is wrong with the options."""
         found = find_opening(f"{self._bucket}/", self._by_fsspec)
         if found is None:
             return None
@@ -127,7 +128,7 @@ class ObstoreStore:
             return None
 
     def _list_apart(self, wanted: Wanted) -> dict[str, Entry]:
-        """Return the objects that another process finds; none if s3fs has to list them."""
+        """Return the objects that `obstore_process` lists; an empty dict if s3fs has to list them."""
         if not wanted.is_flat and (wanted.is_glob or not wanted.url.endswith("/")):
             return {}
         prefix = wanted.folder.rstrip("/").removeprefix(self._bucket).removeprefix("/")
@@ -144,7 +145,7 @@ class ObstoreStore:
         return {f"s3://{self._container}/{key}": Entry(key.removeprefix(root), stat) for key, stat in found.items()}
 
     def _run_apart(self, call: str, key: str | None, *arguments: object) -> Any:
-        """Return what `obstore_process` finds; None if s3fs has to find it or its errors."""
+        """Return the result of `obstore_process`; None if s3fs has to make the request, or to raise its error."""
         known = self._bucket.startswith(("s3://", "s3a://")) and _KEY.fullmatch(self._container)
         if not known or (key is not None and not _KEY.fullmatch(key)):
             return None
@@ -158,7 +159,7 @@ class ObstoreStore:
             given = provider()
             settings |= {"access_key_id": given["access_key_id"], "secret_access_key": given["secret_access_key"]}
             settings |= {"session_token": given["token"]} if given["token"] else {}
-        # Secrets are not for the command line.
+        # By standard input: a command line would show secrets to other users.
         task = pickle.dumps((sys.path, self._container, settings, call, (key, *arguments)))
         command = [sys.executable, "-P", str(Path(__file__).with_name("obstore_process.py"))]
         try:
@@ -180,7 +181,7 @@ def _is_refused(said: str) -> bool:
 
 
 def _named(error: Exception, said: str) -> OSError:
-    """Return an error of obstore as one that says whether another attempt may succeed."""
+    """Return obstore's error as a built-in one, or as a TransientError if another attempt may succeed."""
     status = _status_in(said)
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(said)

@@ -1,4 +1,4 @@
-"""Remote files that are read by ranges, without a local copy."""
+"""Remote files that are read by range requests, without a local copy."""
 
 import io
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ BUFFER = 1 << 18  # bytes of the smallest read
 
 
 class RangeFile(io.BufferedReader):
-    """A remote file that requests the ranges that are read. It holds no connection, so it survives a fork."""
+    """A remote file whose reads are range requests. The file itself holds no connection, so it survives a fork."""
 
     def __init__(self, url: str, size_bytes: int, requests: Requests) -> None:
         super().__init__(_Ranges(url, size_bytes, requests), BUFFER)
         self._url, self._size_bytes, self._requests = url, size_bytes, requests
 
     def read_into(self, spans: Sequence[tuple[int, int]], content: memoryview) -> None:
-        """Read spans of bytes into a buffer, one after another, by parallel requests.
+        """Read spans (start, stop) of bytes into a buffer, in their order without gaps, by parallel requests.
 
         Raises:
             EOFError: If the file ends before a span does.

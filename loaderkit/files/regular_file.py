@@ -31,7 +31,7 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
 
 def _open(path: str, flags: int) -> int:
     try:
-        descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # to open a pipe also waits for its writer
+        descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # opening a pipe would wait for a writer, too
     except OSError:
         if Path(path).is_socket():  # opening one fails
             raise _refused(path, stat.S_IFSOCK) from None

@@ -1,4 +1,4 @@
-"""Requests for remote files: repeated after passing errors, counted, many at a time, and with errors that name the URL."""
+"""Requests for remote files: parallel, counted, repeated after transient errors; other errors name the URL."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,13 +19,13 @@ BLOCK = 1 << 22  # most bytes of one request
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Requests:
-    """Asks the stores of URLs, each of which is chosen once.
+    """Makes the requests for files of any URL. One store is kept for each server or bucket.
 
     Args:
         options: Options of the file systems, as fsspec takes them.
         retry: How often and how long to repeat a request.
         timeout_s: Time limit of one request.
-        counts: Counts the "bytes" that arrive.
+        counts: Counts the received bytes as "bytes".
     """
 
     options: Mapping[str, Any] = field(repr=False)  # it may hold secrets
@@ -35,7 +35,7 @@ class Requests:
     _stores: dict[str, Store] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def stat(self, url: str) -> Stat:
-        """Return the version that a file has now.
+        """Return a file's current version.
 
         Raises:
             FileNotFoundError: If the file does not exist.
@@ -55,15 +55,15 @@ class Requests:
         return first + list(map_waiting(self.stat, urls[1:], REQUESTS))
 
     def find(self, url: str, suffixes: Sequence[str], marks: list[str]) -> dict[str, Stat | None]:
-        """Return the file at a URL, those of a folder that have one of the suffixes, or the matches of a glob."""
+        """Return the versions of the files that a URL names, by URL; see `Wanted.chosen`."""
         wanted = Wanted(url)
         return wanted.chosen(self._ask(url, lambda store: store.list(wanted)), suffixes, marks)
 
     def write(self, url: str, content: bytes) -> None:
-        """Write a file as a whole.
+        """Write a whole file.
 
         Raises:
-            OSError: If the server refuses it, or cannot be written to.
+            OSError: If the server refuses the request, or cannot be reached.
         """
         self._ask(url, lambda store: store.put(url, content))
 
@@ -77,15 +77,15 @@ class Requests:
         apart: bool = False,
         or_all: bool = False,
     ) -> bytes:
-        """Return a range of bytes, as a buffer.
+        """Return a file's bytes from `start` to before `stop`, as a buffer.
 
         Args:
             url: URL of the file.
             start: First byte.
             stop: Byte after the last one.
-            size_bytes: Size of the file. If it is unknown, the file may end earlier. Such a file is an index or the like, which is read
-                before workers are forked.
-            apart: Let a program of its own read a file of unknown size.
+            size_bytes: Size of the file. With None, the file may end before `stop`. None is for small files such as an
+                index, which are read before workers are forked.
+            apart: Whether a separate program may read a file of unknown size.
             or_all: Return the whole file if the server ignores ranges.
         """
 
@@ -103,15 +103,16 @@ class Requests:
         return self._ask(url, get, f"bytes {start:,} to {stop:,}{of_all}")
 
     def read_many(self, url: str, ranges: Iterable[tuple[int, int]], size_bytes: int) -> Iterator[bytes]:
-        """Return ranges of bytes of a file in their order, as buffers, by parallel requests of at most 4 MiB each.
+        """Yield the bytes of a file's ranges (start, stop) in their order, by parallel requests.
 
-        A request that takes much longer than the others is made once more.
+        Each yielded buffer has at most 4 MiB, so a longer range comes in several. A request that takes much longer than
+        the others is made a second time.
         """
         parts = ((at, min(at + BLOCK, stop)) for start, stop in ranges for at in range(start, stop, BLOCK))
         return map_waiting(lambda part: self.read(url, *part, size_bytes), parts, REQUESTS, hedge=True)
 
     def download(self, url: str, size_bytes: int, file: BinaryIO) -> str:
-        """Copy a file, and return its checksum."""
+        """Download a remote file into an open one. Return its BLAKE2b checksum (32 hexadecimal digits)."""
         found, at = hashlib.blake2b(digest_size=16), 0
         if url.startswith(("http://", "https://")) and size_bytes:
             # The server may ignore ranges, and answer with the whole file.
@@ -125,7 +126,7 @@ class Requests:
         return found.hexdigest()
 
     def _ask(self, url: str, call: Callable[[Store], T], what: str = "") -> T:
-        """Return a store's answer; raise errors that name the URL."""
+        """Return what `call` gets from the URL's store, with retries. Errors name the URL and `what` was requested."""
         root = root_of(url)
         store = self._stores.get(root)
         if store is None:
@@ -150,7 +151,7 @@ def _raise_named(error: Exception, place: str) -> NoReturn:
     refused = status in (401, 403) if status else forbidden or isinstance(error, PermissionError)
     if refused or type(cause).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
         raise PermissionError(f"{place}access is refused: {text}. Pass credentials as Storage(options).") from error
-    # fsspec raises FileNotFoundError for every failure of a web server; in memory, a KeyError is its cause.
+    # fsspec raises FileNotFoundError for every failure of a web server, and in memory with a KeyError as its cause.
     if status in (404, 410) or (
         isinstance(error, FileNotFoundError) and (cause is error or isinstance(cause, KeyError))
     ):

@@ -1,9 +1,10 @@
-"""Entries in one file that the processes of a host share: each is written once, and never read before it is complete.
+"""A file of cached entries that the processes of a host share. An entry is written once, and read only when complete.
 
-A head and one record for each index come first, then the entries in the order of their arrival. To add an entry, a process
-takes the lock, extends the file, and releases the lock. It then writes the entry, and its record last. So the file's size
-says what is reserved, even if a process is killed. The kernel releases the lock of a killed process. A record's checksum
-covers its entry. If the machine stops and an entry is lost, its record counts as missing.
+The file has a head, one record for each index, then the entries in the order in which they were added. To add an entry,
+a process takes the lock, extends the file by the entry's size, and releases the lock. It then writes the entry, and the
+record last. So the file's size includes all reserved space, even if a process is killed. The kernel releases the lock
+of a killed process. Each record has a checksum of its entry: an entry that was lost in a power failure counts as
+missing.
 """
 
 import contextlib
@@ -28,29 +29,30 @@ from loaderkit.system.arrays import UInt64Array
 ALIGNMENT = 64  # bytes
 _HEAD = struct.Struct("<8sQ16s")  # magic, number of records, token
 _MAGIC = b"LKENTRY1"
-_SAID, _HEAD_SIZE = _HEAD.size, ALIGNMENT  # one byte for each thing to say once comes after the head
+_SAID, _HEAD_SIZE = _HEAD.size, ALIGNMENT  # after the head comes one byte for each warning of `say_once`
 _RECORD = struct.Struct("<QQQ")  # an entry's start and size in bytes, and the checksum
 _MAPPED = Path("/proc/self/fd")
 _CALL_BYTES = 1 << 30  # Linux reads and writes at most 2 GB by one call
-_PATIENCE_S = 1.0  # for a lock that others hold for microseconds
+_PATIENCE_S = 1.0  # to wait for the lock, which is held for microseconds
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _logger = logging.getLogger("loaderkit")
 
 
 class SampleFile:
-    """A file of entries (N,) that all processes of a host may read and add to.
+    """A file of up to N entries that all processes of a host may read and add to.
 
-    A pickled copy opens the same file. Threads and forks may share an object.
+    A pickled copy opens the same file. Threads and forked processes may share an object.
 
     Args:
-        path: The file, which is created if it is missing. None makes a file in memory that vanishes with its last user.
+        path: Path of the file, which is created if it is missing. None makes a file in memory that vanishes with its
+            last user.
         records: N.
-        max_bytes: The file does not grow beyond this.
-        token: 16 bytes that must be the file's.
+        max_bytes: Limit for the file's size.
+        token: 16 bytes that identify the data. An existing file must have the same.
 
     Raises:
-        ValueError: If max_bytes has no room for the records, or the file is not one of these.
-        PermissionError: If the file is another user's, because reading an entry may run code.
+        ValueError: If `max_bytes` has no room for the records, or the file has another format, N or token.
+        PermissionError: If the file belongs to another user, because reading an entry may run code.
     """
 
     def __init__(self, path: Path | None, *, records: int, max_bytes: int, token: bytes) -> None:
@@ -72,11 +74,11 @@ class SampleFile:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the file, with what killed processes had reserved."""
+        """Size of the file in bytes, including space that killed processes had reserved."""
         return os.fstat(self._descriptor).st_size
 
     def count(self) -> int:
-        """Return how many entries there are."""
+        """Return how many entries have been added."""
         found, chunk = 0, 1 << 16
         for first in range(0, self.records, chunk):
             size = min(chunk, self.records - first) * _RECORD.size
@@ -86,7 +88,7 @@ class SampleFile:
         return found
 
     def read(self, index: int) -> UInt64Array | None:
-        """Return a new copy of an entry, or None if it is not there."""
+        """Return a copy of an entry; None if it is missing, incomplete or damaged."""
         record = os.pread(self._descriptor, _RECORD.size, self._place(index)) if index < self.records else b""
         if len(record) < _RECORD.size:
             return None
@@ -100,8 +102,8 @@ class SampleFile:
         """Add an entry, unless another process has done so, or there is no room.
 
         Args:
-            index: The number of its record. Nothing is added if the file has no such record.
-            words: The entry; its size is a multiple of ALIGNMENT.
+            index: The entry's index. Nothing is added if it is N or more.
+            words: The entry; its size in bytes is a multiple of `ALIGNMENT`.
         """
         if self._stopped or index >= self.records or self.read(index) is not None:
             return
@@ -127,7 +129,7 @@ class SampleFile:
         _logger.warning("CachedDataset: %s", text)
 
     def _reserve(self, size: int) -> int | None:
-        """Return where an entry of a size may be written; None if there is no room for it."""
+        """Extend the file by `size` bytes, and return where they begin; None if `max_bytes` leaves no room."""
         with self._locked():
             end = self.size_bytes
             if end + size <= self.max_bytes:
@@ -142,8 +144,8 @@ class SampleFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock for a moment; raise TimeoutError if another process keeps it."""
-        # An open file of its own: the lock belongs to it, not to the process, and forks share the object's own.
+        """Hold the file's lock. Raise a TimeoutError if another process holds it longer than `_PATIENCE_S`."""
+        # Open the file again: a lock belongs to an open file, not to a process, and forks share `self._descriptor`.
         descriptor = os.open(self._again, os.O_RDWR | os.O_CLOEXEC)
         try:
             deadline = time.monotonic() + _PATIENCE_S
@@ -157,7 +159,7 @@ class SampleFile:
                     time.sleep(1e-4)
             yield
         finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: a process forked meanwhile has it open too
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child forked meanwhile would keep the lock
             os.close(descriptor)
 
     def _open(self, path: Path) -> None:
@@ -171,7 +173,7 @@ class SampleFile:
             )
         head = _HEAD.pack(_MAGIC, self.records, self._token)
         with self._locked():
-            if self.size_bytes < self._start and not self._in_memory:  # new, or its process was killed here
+            if self.size_bytes < self._start and not self._in_memory:  # new, or its maker was killed here
                 os.pwrite(self._descriptor, head, 0)
                 os.ftruncate(self._descriptor, self._start)
             elif os.pread(self._descriptor, len(head), 0) != head:
@@ -181,7 +183,7 @@ class SampleFile:
                 )
 
     def _make_in_memory(self) -> None:
-        """Make a file that has no name, where the system can; otherwise one that this process deletes at its end."""
+        """Make a nameless file in memory if the system can, else a temporary file that this process deletes at exit."""
         self._token = uuid.uuid4().bytes  # another file may have the same path later
         if hasattr(os, "memfd_create"):
             self._use(os.memfd_create("loaderkit samples"), None)
@@ -194,7 +196,7 @@ class SampleFile:
 
     def _use(self, descriptor: int, path: Path | None) -> None:
         self._descriptor, self._path = descriptor, path
-        # Not by its name where that can be avoided: the file may have been deleted.
+        # Reopen by descriptor where /proc allows it: the file may have been deleted.
         self._again = path if path and not _MAPPED.exists() else _MAPPED / str(descriptor)
         weakref.finalize(self, os.close, descriptor)
 
@@ -230,12 +232,12 @@ class SampleFile:
 
 
 def _checksum(index: int, start: int, words: UInt64Array) -> int:
-    # A sum finds whatever is missing, at a tenth of the time of a CRC over the entry.
+    # A sum of the words detects lost parts in a tenth of the time of a CRC over the entry.
     return zlib.crc32(struct.pack("<QQQQ", index, start, words.nbytes, int(words.sum(dtype=np.uint64))))
 
 
 def _fill(descriptor: int, words: UInt64Array, start: int) -> bool:
-    """Read into words; return whether the file has that much."""
+    """Fill `words` from the file at byte `start`; return False if the file ends before."""
     left = words.data.cast("B")
     while left:
         read = os.preadv(descriptor, [left[:_CALL_BYTES]], start)

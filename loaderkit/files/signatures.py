@@ -1,4 +1,4 @@
-"""Formats of other tools that loaderkit does not read, known by the files that only they have, and what to do instead."""
+"""Recognise formats of other tools that loaderkit does not read, and say what to do instead."""
 
 import json
 import os
@@ -11,27 +11,28 @@ from typing import NamedTuple
 
 from loaderkit.files.regular_file import open_regular
 
-Read = Callable[[str], bytes]  # a file's content, by its path relative to the folder
+Read = Callable[[str], bytes]  # from a path relative to a folder to the file's content
 HEAD = 32  # first bytes of a file that tell its format
 _TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".jsonl", ".ndjson", ".jsonlines", ".csv", ".tsv")
 _MDS = tuple(f".mds{packed}" for packed in ("", ".bz2", ".gz", ".br", ".snappy", ".zstd"))
-# Suffixes of the formats that loaderkit reads: a folder with such files is not named after others next to them. Files that their
-# magic tells are not among them: any other dataset names them.
+# Suffixes of formats that loaderkit reads. If a folder has such files, other files next to them do not decide its
+# format. Formats that are recognised by their first bytes are left out: the dataset that opens such a file reports it.
 OURS = (*_TABLES, *_MDS, ".tar", ".npy", ".bin", ".tokens", ".ds")
-_FILES = 1000  # of a folder that are looked at to find out what it is
-_HEADS = 20  # of them that are opened
+_FILES = 1000  # of a folder whose names are looked at, at most
+_HEADS = 20  # of these files that are opened, at most
 
 
 class Format(NamedTuple):
     """A format of another tool.
 
     Args:
-        name: What an error calls it, with the article.
+        name: Its name in errors, with the article.
         way_out: What to do instead, as sentences.
-        mark: Pattern for the end of a path that only this format has; empty for single files.
-        needs: A key that the marked JSON file must have.
-        misread: Suffixes of files in such a folder that a dataset must not read on their own.
-        why: What would be wrong then.
+        mark: Regular expression for the end of a path that only this format has (its mark); empty for formats of single
+            files.
+        needs: A key that the mark, a JSON file, must have; empty for none.
+        misread: Suffixes of files in such a folder that other datasets must not read.
+        why: What would be wrong with reading them.
     """
 
     name: str
@@ -124,7 +125,8 @@ FORMATS: dict[str, Format] = {
     "duckdb": Format("a DuckDB database", "Export the table: COPY name TO 'rows.parquet' (FORMAT parquet)."),
     "safetensors": Format("a safetensors file", "Open it with lk.SafetensorsDataset(path)."),
 }
-# Longest magics first. TFRecord and safetensors have none: their first numbers are checked.
+# Offset, first bytes ("magic") and key; the longest first. TFRecord and safetensors have no magic: `format_of_head`
+# checks their first numbers.
 _MAGICS = (
     (0, bytes.fromhex("83af70d10d884a3f00000000000000004000000000000000"), "arrayrecord"),  # Riegeli's first chunk
     (0, b"SQLite format 3\0", "sqlite"),
@@ -138,18 +140,19 @@ _BY_MARK = [(key, re.compile(rf"(?P<root>^|.*/){one.mark}")) for key, one in FOR
 
 
 def find_marks(names: Iterable[str]) -> list[str]:
-    """Return the paths, relative to a folder, that may be marks of a format."""
+    """Return the paths, out of those relative to a folder, that may be marks of a format."""
     return [name for name in names if name.endswith(_ENDS) and _MARKS.search(name)]
 
 
 class Found(NamedTuple):
-    """A format that was found.
+    """A format that was recognised.
 
     Args:
-        key: Its key in `FORMATS`.
-        root: Its folder, relative to the one that was looked at, with a slash at its end; empty for this one.
-        mark: The path of the file that shows it, relative as well.
-        content: The mark's JSON if the format needs it.
+        key: The format's key in `FORMATS`.
+        root: Folder of the data, relative to the folder that was searched, with a slash at the end; empty if it is that
+            folder.
+        mark: Path of the mark, relative to the folder that was searched.
+        content: The mark's parsed JSON if `Format.needs` is set, else None.
     """
 
     key: str
@@ -159,7 +162,7 @@ class Found(NamedTuple):
 
 
 def formats_at(marks: Iterable[str], read: Read) -> Iterator[Found]:
-    """Yield the formats that marked paths show; `read` gives the content of a mark that must be looked into."""
+    """Yield the formats that marks show. `read` returns the content of a mark whose format has `needs`."""
     for mark in sorted(marks, key=lambda name: (name.count("/"), name)):
         content: object = None
         for key, pattern in _BY_MARK:
@@ -173,7 +176,7 @@ def formats_at(marks: Iterable[str], read: Read) -> Iterator[Found]:
 
 
 def describe(path: str | os.PathLike[str]) -> str | None:
-    """Return what a local file or folder is, and what to do with it, in words; None if it is of no format in the table."""
+    """Return sentences on a local path's format and what to do with it; None if it has no format of `FORMATS`."""
     path = os.fspath(path)
     if Path(path).is_file():
         key = format_of_head(read_head(path), Path(path).stat().st_size)
@@ -194,13 +197,13 @@ def describe(path: str | os.PathLike[str]) -> str | None:
 
 
 def is_of(folder: str | os.PathLike[str], key: str) -> bool:
-    """Return whether a local folder itself, not one within it, has a mark of a format."""
+    """Return whether a mark of the format `key` lies directly in a local folder."""
     marks = find_marks(path.name for path in Path(folder).iterdir() if path.is_file())
     return any(found.key == key for found in formats_at(marks, local_reader(os.fspath(folder))))
 
 
 def format_of_folder(folder: str | os.PathLike[str]) -> str | None:
-    """Return the key of the format that a local folder is of as a whole; None if its marks are of folders in it, or there are none."""
+    """Return the key of a local folder's format. Return None if there is no mark, or the marks belong to subfolders."""
     path = os.fspath(folder)
     if not Path(path).is_dir():
         return None
@@ -209,7 +212,7 @@ def format_of_folder(folder: str | os.PathLike[str]) -> str | None:
 
 
 def format_of_head(head: bytes, size_bytes: int) -> str | None:
-    """Return the key of the format of a file by its first `HEAD` bytes; None if it is none of the table."""
+    """Return the key of a file's format by its first `HEAD` bytes; None if it is not in `FORMATS`."""
     for at, magic, key in _MAGICS:
         if head[at:].startswith(magic):
             return key
@@ -224,13 +227,13 @@ def format_of_head(head: bytes, size_bytes: int) -> str | None:
 
 
 def what_head(head: bytes, size_bytes: int) -> str:
-    """Return a sentence that names the format of a file by its head, to end an error with; empty if it has no name."""
+    """Return sentences on a file's format by its first bytes, to append to an error; empty if the format is unknown."""
     key = format_of_head(head, size_bytes)
     return "" if key is None else f" It is {FORMATS[key].name}. {FORMATS[key].way_out}"
 
 
 def read_head(path: str) -> bytes:
-    """Return the first bytes of a local file; empty if they can't be read."""
+    """Return the first `HEAD` bytes of a local file; empty if it cannot be read."""
     try:
         with open_regular(path) as file:
             return file.read(HEAD)
@@ -239,7 +242,7 @@ def read_head(path: str) -> bytes:
 
 
 def _masked_crc32c(data: bytes) -> int:
-    """Return the checksum that TFRecord has of a record's length."""
+    """Return the masked CRC-32C of bytes, as TFRecord stores it for a record's length."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -250,7 +253,7 @@ def _masked_crc32c(data: bytes) -> int:
 
 
 def join(folder: str, root: str) -> str:
-    """Return the path of a folder within another."""
+    """Return the path of a subfolder `root` of a folder, without a slash at the end."""
     return f"{folder.rstrip('/')}/{root}".rstrip("/") if root else folder
 
 
@@ -259,7 +262,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _files(folder: str) -> Iterator[str]:
-    """Yield the files in a folder and in its folders, relative to it."""
+    """Yield the relative paths of all files in a folder and its subfolders."""
     for place, folders, names in os.walk(folder):
         folders.sort()
         inner = Path(place).relative_to(folder).as_posix()
@@ -267,7 +270,7 @@ def _files(folder: str) -> Iterator[str]:
 
 
 def local_reader(folder: str) -> Read:
-    """Return a function that reads the files of a local folder."""
+    """Return a function that reads files of a local folder by their relative paths."""
     return lambda name: Path(folder, name).read_bytes()
 
 

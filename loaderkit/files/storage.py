@@ -1,4 +1,4 @@
-"""The settings of remote files: how they are reached, and where copies of them are kept."""
+"""Settings for remote files: how to reach them, and where to keep local copies."""
 
 import io
 import os
@@ -18,24 +18,24 @@ from loaderkit.system.shared_counts import SharedCounts
 if TYPE_CHECKING:
     from loaderkit.files.copies import Copy
 
-_SOON_BYTES = 8 << 20  # smaller files are waited for
+_SOON_BYTES = 8 << 20  # readers of smaller files wait for the download
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
     """How to reach remote shards, and where to keep copies of them.
 
-    Shards are downloaded as a whole by parallel requests, once for all processes of a host that share the folder. To make room,
-    the cache removes copies that nobody has open: first those of other folders, then those that were opened last. If all
-    copies are in use, a shard is read by ranges. Requests that fail with a passing error are repeated. Of requests that are made
-    side by side, one that takes much longer than the others is made once more.
+    Shards are downloaded whole by parallel requests, once for all processes of a host that share `cache_dir`. To make
+    room, the cache removes copies that no process has open: first copies of other remote folders, then the most
+    recently opened. If all copies are in use, a shard is read by range requests. Requests that fail with a transient
+    error are repeated. If one of several parallel requests takes much longer than the others, it is made a second time.
 
     Args:
         options: Options of the file system, as fsspec takes them: `{"key": ..., "secret": ..., "endpoint_url": ...}` for
             S3, `{"headers": {...}}` for HTTP.
         cache_dir: Folder of the copies; None reads byte ranges and keeps no copies.
-        cache_bytes: Limit for the size of all copies. Files that are mapped into memory (tokens, `.npy`) must be whole: if
-            all copies are in use, they exceed it by what is in use.
+        cache_bytes: Limit for the size of all copies. Files that are memory-mapped (tokens, `.npy`) must be whole. If
+            all copies are in use, such files exceed the limit by the size of those copies.
         retry: How often and how long to repeat a request.
         timeout_s: Time limit of one request of at most 4 MiB.
 
@@ -71,7 +71,7 @@ class Storage:
         object.__setattr__(self, "_requests", requests)
 
     def stat(self, url: str) -> Stat:
-        """Return the version that a file has now.
+        """Return a file's current version.
 
         Raises:
             FileNotFoundError: If the file does not exist.
@@ -87,52 +87,53 @@ class Storage:
     def find(self, url: str, suffixes: Sequence[str], marks: list[str] | None = None) -> dict[str, Stat | None]:
         """Return the files at a URL: one file, the matches of a glob, or the files of a folder with one of the suffixes.
 
-        A file has its version where the listing gave it: that saves a request for each. `marks` gets the paths in a folder that
-        may be marks of other formats, see `find_marks`.
+        A file's version is the one in the listing, which saves a request; None if the listing has none. Paths in a
+        folder that may be marks of other formats are appended to `marks`; see `find_marks`.
         """
         return self._requests.find(url, suffixes, [] if marks is None else marks)
 
     def read(self, url: str, start: int, stop: int, size_bytes: int | None = None, *, apart: bool = False) -> bytes:
-        """Return a range of bytes of a file; fewer if its size is unknown, and the file ends before.
+        """Return a file's bytes from `start` to before `stop`; with `size_bytes=None`, fewer if the file ends before.
 
-        A file of unknown size is an index or the like, which is read before workers are forked: by fsspec, or `apart`, in a process of
-        its own.
+        None is for small files such as an index, which are read before workers are forked: by fsspec, or with `apart`
+        by a separate process.
         """
         return bytes(self._requests.read(url, start, stop, size_bytes, apart=apart))
 
     def read_many(self, url: str, ranges: Iterable[tuple[int, int]], size_bytes: int) -> Iterator[bytes]:
-        """Return ranges of bytes of a file in their order, as buffers, by parallel requests of at most 4 MiB each.
+        """Yield the bytes of a file's ranges (start, stop) in their order, by parallel requests.
 
-        A request that takes much longer than the others is made once more.
+        Each yielded buffer has at most 4 MiB, so a longer range comes in several. A request that takes much longer than
+        the others is made a second time.
         """
         return self._requests.read_many(url, ranges, size_bytes)
 
     def write(self, url: str, content: bytes) -> None:
-        """Write a file as a whole.
+        """Write a whole file.
 
         Raises:
-            OSError: If the server refuses it, or cannot be written to.
+            OSError: If the server refuses the request, or cannot be reached.
         """
         self._requests.write(url, content)
 
     def open_ranges(self, url: str, size_bytes: int) -> BinaryIO:
-        """Open a file that requests the ranges that are read. No request is made before."""
+        """Open a file whose reads are range requests. Opening makes no request."""
         return RangeFile(url, size_bytes, self._requests)
 
     def open(
         self, url: str, found: Stat | None = None, *, checksum: str = "", data_bytes: int = 0, whole: bool = False
     ) -> BinaryIO:
-        """Open a file to read bytes: a local copy if there is room in the cache, else a file that requests ranges.
+        """Open a file to read bytes: a local copy if the cache has room, else a file whose reads are range requests.
 
         Args:
             url: URL of the file.
-            found: The version that the file must still have.
+            found: The version that the file must still have; None for any.
             checksum: The BLAKE2b checksum (32 hexadecimal digits) that a downloaded file must have; empty for any.
-            data_bytes: Size of the data that the file belongs to; 0 if it is unknown.
-            whole: Open a local copy if there is a cache, also if that removes copies that are in use.
+            data_bytes: Size of the dataset that the file belongs to; 0 if it is unknown.
+            whole: If there is a cache, always open a local copy, even if copies in use must be removed for it.
 
         Raises:
-            ValueError: If the file has changed, has another checksum, or must be whole and is larger than the cache.
+            ValueError: If the file has changed, has another checksum, or is larger than the cache with `whole`.
             OSError: If the file cannot be read, or the disk is full.
         """
         if self.cache_dir is not None:
@@ -152,10 +153,10 @@ class Storage:
     def open_soon(
         self, url: str, found: Stat, *, checksum: str = "", data_bytes: int = 0, arrival: Arrival | None = None
     ) -> BinaryIO:
-        """Open a file of that version: as `open`, but do not wait for a download that is needed first.
+        """As `open`, but return before the download is complete.
 
-        The first spans that are read are requested by ranges; later ones wait for the copy. If `fetch` has begun the
-        download, all spans wait for its `arrival`.
+        The first read uses range requests; later ones wait for the local copy. A small file's first read waits, too. If
+        `fetch` has begun the download, pass what it returned as `arrival`: all reads wait for it.
         """
         if self.cache_dir is None:
             return self.open(url, found)
@@ -168,7 +169,10 @@ class Storage:
         return ArrivingFile(copy, arrival or Arrival(copy), waits=waits)
 
     def fetch(self, url: str, found: Stat, *, checksum: str = "", data_bytes: int = 0) -> Arrival | None:
-        """Begin to download a file of that version in the background, if there is a cache. The copy stays until it is closed."""
+        """Begin to download a file in the background; None without a cache.
+
+        The cache does not evict the copy until the returned `Arrival` is closed.
+        """
         if self.cache_dir is None:
             return None
         arrival = Arrival(self._copy(self.cache_dir, url, found, checksum, data_bytes))
@@ -176,20 +180,20 @@ class Storage:
         return arrival
 
     def has_copy(self, url: str, found: Stat) -> bool:
-        """Return whether the cache has a whole copy of that version."""
+        """Return whether the cache has a complete copy of a file's version."""
         return self.cache_dir is not None and self._copy(self.cache_dir, url, found).is_there
 
     def open_made(
         self, place: str, found: Stat, size_bytes: int, make: Callable[[], bytes], *, data_bytes: int = 0
     ) -> BinaryIO:
-        """Open content that is made from a file, such as what is packed in it: from the cache, else from memory.
+        """Open content made from a file, such as a decompressed shard: from the cache, else from memory.
 
         Args:
             place: URL or path of the file.
-            found: Its version.
+            found: The file's version.
             size_bytes: Size of the content.
-            make: Makes the content, unless the cache has it.
-            data_bytes: Size of the data that it belongs to; 0 if it is unknown.
+            make: Makes the content, if the cache does not have it.
+            data_bytes: Size of the dataset that the content belongs to; 0 if it is unknown.
         """
         file = None
         if self.cache_dir is not None:
@@ -217,5 +221,5 @@ class Storage:
 
 
 def _made(place: str) -> str:
-    """Return the name of what is made from a file."""
+    """Return the cache's name for the content made from a file."""
     return f"{place}#made"

@@ -1,4 +1,4 @@
-"""What a store of remote files can do, and which store answers for a URL."""
+"""The interface of a store of remote files, and the choice of a store for a URL."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -10,31 +10,33 @@ from loaderkit.files.obstore_store import ObstoreStore
 
 
 class Store(Protocol):
-    """The files of a server or bucket. Each call is one attempt, whose errors are those of the library."""
+    """Access to the files of a server or bucket. Each call is one attempt, and raises its library's own errors."""
 
     def info(self, url: str) -> Stat | None:
-        """Return the version that a file has now; None if the server gives no size."""
+        """Return a file's current version; None if the server gives no size."""
 
     def list(self, wanted: Wanted) -> dict[str, Entry]:
         """Return the file at a URL, all files in that folder, or the matches of a glob, by URL."""
 
     def get(self, url: str, start: int, stop: int, *, early: bool = False, apart: bool = False) -> bytes:
-        """Return a range of a file as a buffer: all of the file if the server ignores ranges, less if the file ends before.
+        """Return a file's bytes from `start` to before `stop`, as a buffer.
+
+        It has the whole file if the server ignores ranges, and fewer bytes if the file ends before `stop`.
 
         Args:
             url: URL of the file.
             start: First byte.
             stop: Byte after the last one.
-            early: Leave alone what does not survive a fork: workers may be forked later.
-            apart: Of an early request, a program of its own may make it.
+            early: Whether workers may be forked later: use no library that does not survive a fork.
+            apart: Whether a separate program may make an early request.
         """
 
     def put(self, url: str, content: bytes) -> None:
-        """Write a file as a whole."""
+        """Write a whole file."""
 
 
 def root_of(url: str) -> str:
-    """Return the scheme and the server, bucket or container of a URL: the files that one store has."""
+    """Return the scheme and the server, bucket or container of a URL. One store serves all URLs with the same root."""
     scheme, _, path = url.partition("://")
     return f"{scheme}://{path.partition('/')[0]}"
 
@@ -44,7 +46,7 @@ def choose_store(url: str, options: Mapping[str, Any], timeout_s: float) -> Stor
 
     Args:
         url: A URL.
-        options: Options of its file system, as fsspec takes them.
+        options: Options of the URL's file system, as fsspec takes them.
         timeout_s: Time limit of one request.
     """
     by_fsspec = FsspecStore(options, timeout_s)

@@ -1,4 +1,4 @@
-"""Paths and URLs of files: opened and compared in the same way."""
+"""Paths and URLs of files: open, inspect and compare both in the same way."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -14,8 +14,8 @@ from loaderkit.files.storage import Storage
 # Lists first: a command line takes the first type that fits, and everything fits a string.
 Urls = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
 
-INDEX_SUFFIX = ".lkindex"  # of index files
-_SMALL = 1 << 24  # bytes of a file that describes a folder, at most
+INDEX_SUFFIX = ".lkindex"  # of the index file of a shard
+_SMALL = 1 << 24  # bytes that `read_in` reads of a remote file, at most
 
 
 def is_remote(url: str) -> bool:
@@ -24,9 +24,10 @@ def is_remote(url: str) -> bool:
 
 
 def side_folder(folder: str) -> str:
-    """Return the hidden folder next to a folder of shards, with their manifest and index: other tools read all that is in the folder.
+    """Return the hidden folder that holds the manifest and index of a folder of shards.
 
-    A bucket, a repository of Hugging Face or a root has nothing next to it, so its own is inside.
+    It lies next to the folder, because other tools read all files in the folder. For a bucket, a Hugging Face
+    repository or a root it lies inside.
     """
     if is_remote(folder):
         scheme, _, path = folder.rstrip("/").partition("://")
@@ -50,7 +51,7 @@ def open_file(url: str, storage: Storage | None = None) -> BinaryIO:
 
 
 def stat(url: str, storage: Storage | None = None) -> Stat:
-    """Return the version that a shard has now."""
+    """Return a shard's current version."""
     if is_remote(url):
         return (storage or Storage()).stat(url)
     found = os.stat(url)  # noqa: PTH116 - creating a Path takes longer than the call
@@ -58,7 +59,7 @@ def stat(url: str, storage: Storage | None = None) -> Stat:
 
 
 def relative_to(folder: str, shard: str) -> str:
-    """Return the path of a shard in a folder, of either a path or a URL."""
+    """Return a shard's path relative to its folder. Both are paths or both are URLs."""
     if is_remote(folder):
         folder, shard = (name.partition("://")[2].strip("/") for name in (folder, shard))
     else:

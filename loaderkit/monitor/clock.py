@@ -1,4 +1,4 @@
-"""Times of steps and of the waits inside them, on the host and on a CUDA device, which runs later than the host."""
+"""Measure the times of steps and of waits for data in them, on the host and on a CUDA device, which lags behind it."""
 
 import time
 from collections import deque
@@ -13,7 +13,7 @@ _MAX_OPEN = 256  # steps that the device may be behind the host
 
 
 class _Wait(NamedTuple):
-    """A wait: the host's time, and the device's events before and after it."""
+    """A wait: how long the host waited, and the CUDA events recorded before and after the wait."""
 
     host_ns: int
     begin: Any
@@ -27,18 +27,18 @@ class Stream:
         self._device = device
 
     def mark(self) -> torch.cuda.Event:
-        """Return an event that happens when the device has done its work so far."""
+        """Return a CUDA event that happens when the device has done all work queued so far."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch has no types for it
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def wait(self) -> None:
-        """Wait until the device has done all its work."""
+        """Block the host until the device has done all work queued so far."""
         torch.cuda.current_stream(self._device).synchronize()
 
 
 def stream_of(device: torch.device | str | None) -> Stream | None:
-    """Return the stream of a CUDA device, by default of the one that the process uses; None if there is none."""
+    """Return the `Stream` of a CUDA device, else None. The default is CUDA if this process has initialised it."""
     if device is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no types for it
         device = "cuda"
     found = torch.device(device or "cpu")
@@ -46,10 +46,11 @@ def stream_of(device: torch.device | str | None) -> Stream | None:
 
 
 class StepClock:
-    """Measures steps by calls of `begin_wait`, `end_wait`, and then `end_step` or the next `begin_wait`.
+    """Measures steps. Call `begin_wait`, `end_wait`, then `end_step` or the next `begin_wait`.
 
-    A step lasts from one request for a batch to the next. The time inside the request is waiting. With a `stream`, a wait
-    counts only as long as the device had no work. Such a step is added later, when the device has passed its waits.
+    A step lasts from one request for a batch to the next. The time inside the request is waiting. With a `stream`, a
+    wait counts only for as long as the device had no work. Such a step is handed to `add` later, when the device has
+    passed the step's waits.
     """
 
     def __init__(self, add: Callable[[Sums], None]) -> None:
@@ -64,7 +65,7 @@ class StepClock:
         self._suspended_ns: int | None = None
 
     def begin_wait(self, *, same_step: bool = False) -> None:
-        """Note a request for a batch, which ends the last step unless it belongs to the same one."""
+        """Note a request for a batch. It ends the current step and begins the next, unless `same_step`."""
         now_ns = self.now_ns()
         if not same_step:
             self._close(now_ns)
@@ -75,7 +76,7 @@ class StepClock:
             self._mark = self.stream.mark()
 
     def end_wait(self) -> None:
-        """Note that the batch is there, or that there is none."""
+        """Note that the batch has arrived, or that there is none."""
         if self._begun_ns is None:
             return
         wait_ns = self.now_ns() - self._wait_begun_ns
@@ -85,11 +86,11 @@ class StepClock:
             self._mark = None
 
     def end_step(self) -> None:
-        """End the step when no other follows at once."""
+        """End the step if no request for a batch follows at once."""
         self._close(self.now_ns())
 
     def drop_step(self) -> None:
-        """Forget the current step."""
+        """Discard the current step."""
         self._begun_ns, self._wait_ns, self._waits, self._mark = None, 0, [], None
 
     def suspend(self) -> None:
@@ -103,7 +104,7 @@ class StepClock:
         self._suspended_ns = None
 
     def finish(self) -> None:
-        """Wait for the device and add the steps that it had not passed."""
+        """Wait for the device, and add the remaining steps."""
         if self._open and self.stream is not None:
             self.stream.wait()
             self._settle()
@@ -122,7 +123,7 @@ class StepClock:
         self._settle()
 
     def _settle(self) -> None:
-        """Add the steps that the device has passed, in order."""
+        """Add the steps whose waits the device has passed, in order."""
         while self._open and self._open[0][1][-1].end.query():
             step, waits = self._open.popleft()
             step.wait_ns = sum(min(wait.host_ns, int(wait.begin.elapsed_time(wait.end) * 1e6)) for wait in waits)

@@ -22,19 +22,20 @@ class DataWaitMonitor:
     A step lasts from one request for a batch to the next. The time inside the request is waiting. Copying a batch to the
     device is part of the step, unless the loader does it. Time between epochs and inside `pause()` does not count.
 
-    On CUDA the host runs ahead of the device, so the host may wait while the device still has work. There, a wait counts
-    only as long as the device had no work, measured by events on its stream without synchronising. On other devices the
-    host's time counts.
+    On CUDA the host runs ahead of the device, so the host may wait while the device still has work. There, a wait
+    counts only for as long as the device had no work. CUDA events measure that without synchronising. On other devices
+    the whole time that the host waits counts.
 
-    For remote shards it also tells what the loader has downloaded: bytes a second, cache hits and shards ahead.
+    For remote shards, the summary also has what the loader has downloaded: bytes per second, cache hits and shards
+    ahead.
 
     Each process measures its own waits; only rank 0 warns.
 
     Args:
         window: Number of steps in the moving window.
         warmup: Number of first steps that are left out, while workers start and kernels compile.
-        warn_above: The share above which the monitor warns once, with the remedy; None never warns.
-        device: Where the steps compute. None means CUDA, if the process uses it when `watch` begins.
+        warn_above: The share of waiting above which the monitor warns once, with advice; None never warns.
+        device: Where the steps compute. None means CUDA if the process has initialised it when an epoch begins.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -65,7 +66,7 @@ class DataWaitMonitor:
         if warn_above is not None and not 0 <= warn_above <= 1:
             raise ValueError(f"DataWaitMonitor: warn_above is {warn_above}, wanted a share from 0 to 1, or None.")
         self.device = device
-        self.loader: Any = None  # the watched loader, for the remedy
+        self.loader: Any = None  # the watched loader, for advice
         self._window, self._warn_above, self._warned = window, warn_above, False
         self._waits = Waits(window, warmup)
         self.clock = StepClock(self._add)
@@ -77,7 +78,7 @@ class DataWaitMonitor:
         self.clock.finish()
 
     def watch(self, loader: Iterable[T]) -> "Watched[T]":
-        """Return an iterable over the same batches that measures the waits; each `iter()` is an epoch."""
+        """Return an iterable over the loader's batches that measures the waits. Each `iter()` is an epoch."""
         return Watched(self, loader)
 
     @contextlib.contextmanager
@@ -91,7 +92,7 @@ class DataWaitMonitor:
 
     @property
     def share(self) -> float:
-        """The share of waiting in the moving window, from 0 to 1; NaN before the first measured step."""
+        """The share of time spent waiting in the moving window, from 0 to 1; NaN before the first measured step."""
         return self._waits.window.share
 
     @property
@@ -101,11 +102,11 @@ class DataWaitMonitor:
 
     @property
     def course(self) -> list[Sums]:
-        """All measured steps in order, in at most 1,024 groups of equal length."""
+        """Sums over groups of all measured steps, in order: at most 1,024 groups of equally many steps."""
         return self._waits.course
 
     def summary(self) -> WaitSummary:
-        """Return the mean of all measured steps, with a remedy if its share is above `warn_above`."""
+        """Return the mean of all measured steps, with advice if their share of waiting is above `warn_above`."""
         self.clock.finish()
         mean = self._waits.whole.summary()
         worth_it = self._warn_above is not None and mean.share > self._warn_above

@@ -1,4 +1,4 @@
-"""A picture of what a monitor has measured."""
+"""Plot what a monitor has measured."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ _BLUE, _RED, _GREY = "#1f6feb", "#d1603d", "#6e7781"
 def draw(path: str | Path, course: list[Sums], skipped: int, summary: WaitSummary) -> None:
     """Write a PNG file: the steps' times above, the share of waiting below.
 
-    The `course` is groups of steps in order, after `skipped` other steps.
+    `course` has sums over groups of steps, in order. `skipped` is the number of warm-up steps before them.
     """
     steps = np.array([part.steps for part in course])
     ends = skipped + np.cumsum(steps)

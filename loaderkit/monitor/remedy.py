@@ -1,4 +1,4 @@
-"""Advice on how to make a step wait less."""
+"""Advice on how to reduce the time that steps wait for data."""
 
 import math
 from typing import Any
@@ -9,14 +9,14 @@ from loaderkit.monitor.waits import WaitSummary
 from loaderkit.system.cpus import Cpus
 
 _MANY = 1000
-_FEW_HITS = 0.5  # of the cache: the first epoch, or a cache that is too small
+_FEW_HITS = 0.5  # share of cache hits: below it, this is the first epoch or the cache is too small
 
 
 def workers_needed(workers: int, summary: WaitSummary) -> int:
-    """Return how many worker processes would keep up with the steps.
+    """Return how many worker processes would keep up with the steps; at most 1,000.
 
-    If steps wait for workers, each worker needs `workers` whole steps for a batch. Without workers, a batch takes the
-    time that the host waits.
+    If steps wait for workers, all workers are busy, so one takes `workers` steps for a batch. Without workers, a batch
+    takes the time that the host waits.
     """
     busy_s = summary.step_s - summary.wait_s
     batch_s = workers * summary.step_s if workers else summary.host_wait_s
@@ -26,7 +26,7 @@ def workers_needed(workers: int, summary: WaitSummary) -> int:
 
 
 def remedy(summary: WaitSummary, loader: object, *, cpus: int | None = None) -> str:
-    """Return what would help: a sentence or more. The `cpus` are those that this process may use; None asks the system."""
+    """Return advice in sentences. `cpus` is the number of CPUs that this process may use; None asks the system."""
     workers, engine, why = _who(loader)
     bench = "`loaderkit bench MODULE:FACTORY` measures engines and numbers of workers, and splits a batch's cost."
     if engine == "inline" and workers:
@@ -54,7 +54,7 @@ def remedy(summary: WaitSummary, loader: object, *, cpus: int | None = None) -> 
 
 
 def _who(loader: object) -> tuple[int | None, str | None, str]:
-    """Return a loader's number of workers, its engine and why it has that engine."""
+    """Return a loader's number of workers, its engine, and why that engine was chosen; None for what is unknown."""
     config: Any = getattr(loader, "config", loader)
     workers, engine, why = getattr(config, "num_workers", None), getattr(config, "engine", None), ""
     describe = getattr(loader, "describe", None)

@@ -1,4 +1,4 @@
-"""Sums of the steps' times: over a moving window, over all steps, and over a bounded number of groups."""
+"""Sums of the steps' times: over a moving window, over all steps, and over at most 1,024 groups of steps."""
 
 import math
 from collections import deque
@@ -13,11 +13,12 @@ class WaitSummary:
 
     Args:
         steps: The number of measured steps.
-        step_s: The mean step in seconds.
-        wait_s: Seconds of it that were spent waiting for data.
-        host_wait_s: Seconds of it that the host waited. On CUDA it may be more than `wait_s`: the device still had work.
-        remedy: What would help; empty if the share of waiting is small.
-        downloads: What the loader has downloaded from remote shards; empty if nothing.
+        step_s: Mean duration of a step in seconds.
+        wait_s: Mean time of a step spent waiting for data, in seconds.
+        host_wait_s: Mean time of a step that the host waited, in seconds. On CUDA it may exceed `wait_s`: the device
+            may have had work meanwhile.
+        remedy: Advice; empty if the share of waiting is small.
+        downloads: What the loader has downloaded from remote shards, in words; empty without remote shards.
     """
 
     steps: int
@@ -29,7 +30,7 @@ class WaitSummary:
 
     @property
     def share(self) -> float:
-        """The share of the step that is waiting; NaN if nothing was measured."""
+        """The share of the mean step spent waiting, from 0 to 1; NaN if nothing was measured."""
         return self.wait_s / self.step_s if self.step_s else math.nan
 
     def __str__(self) -> str:
@@ -45,7 +46,7 @@ class WaitSummary:
 
 @dataclass(slots=True)
 class Sums:
-    """The sum of some steps' times."""
+    """The sums of some steps' times, in nanoseconds."""
 
     steps: int = 0
     step_ns: int = 0
@@ -61,11 +62,11 @@ class Sums:
 
     @property
     def share(self) -> float:
-        """The share of waiting; NaN without steps."""
+        """The share of time spent waiting, from 0 to 1; NaN without steps."""
         return self.wait_ns / self.step_ns if self.step_ns else math.nan
 
     def summary(self, remedy: str = "", downloads: str = "") -> WaitSummary:
-        """Return the mean step."""
+        """Return the means of these sums over their steps."""
         unit = 1e-9 / max(1, self.steps)
         return WaitSummary(
             steps=self.steps,
@@ -78,11 +79,11 @@ class Sums:
 
 
 class Waits:
-    """Adds up all steps after the first `warmup`, and the last `window` of them."""
+    """Sums of the steps' times: over all steps after the first `warmup`, and over the latest `window` of those."""
 
     def __init__(self, window: int, warmup: int) -> None:
         self.window, self.whole = Sums(), Sums()
-        self.course: list[Sums] = []  # groups of equally many steps, except the last
+        self.course: list[Sums] = []  # sums over groups of equally many steps; the last group may be shorter
         self.skipped = 0
         self._warmup, self._size = warmup, window
         self._last: deque[Sums] = deque()

@@ -1,1 +1,1 @@
-"""From samples to a batch, without workers: read, repair, measure, pack."""
+"""Read and collate batches in one process: replace bad samples, measure lengths, filter, pack."""

@@ -1,4 +1,4 @@
-"""What runs in a worker: from a batch key to a batch, under the samples' own seeds."""
+"""Make the batch of a batch key, under each sample's own seed. This runs in a worker."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -38,16 +38,17 @@ class BatchReader:
 
     Args:
         dataset: Anything with `__getitem__`, or better `__getitems__` or `read_batch`.
-        collate_fn: From a list of samples to a batch; None stacks them. If it has `collate_batch(batch)`, which makes the
-            same batch from what `read_batch` returns and draws nothing, that is called instead; see `takes_batches`.
-        seed: The loader's.
-        batched: False returns single samples, not collated.
+        collate_fn: From a list of samples to a batch; None stacks them. If it has `collate_batch(batch)`, that is
+            called instead on what `read_batch` returns. It must make the same batch and draw no random numbers; see
+            `takes_batches`.
+        seed: The loader's seed.
+        batched: False makes no batches: `collate_fn` gets a single sample; without it, the sample is returned.
         bad_samples: What to do if a read fails.
-        order: Replacements are chosen from it; the policy "raise" needs none.
-        lengths: (N,) int64, of all samples, if the plan makes batches by length.
-        finished: Closes the shards that the batch and those after it do not want.
-        private_generators: Whether generators that the data keeps for itself are seeded with the samples.
-        seeders: Functions that seed generators which nobody can find; see `PrivateGenerators`.
+        order: The order from which replacements are drawn; needed only for replacements.
+        lengths: Lengths of all samples (N,) int64, if the plan makes batches by length.
+        finished: Closes the shards that neither this batch nor the next ones read.
+        private_generators: Whether random generators stored in the dataset and `collate_fn` are seeded for each sample.
+        seeders: Functions that seed generators which a search cannot find; see `PrivateGenerators`.
     """
 
     dataset: Any
@@ -64,7 +65,7 @@ class BatchReader:
     _whole: bool = field(init=False, default=False)  # whether the dataset reads whole batches
     _columns: bool = field(init=False, default=False)  # whether to read columns instead of samples
     _many: bool = field(init=False, default=False)  # whether the dataset reads several samples at a time
-    _drawn: Draws = field(init=False, default=Draws.ANYTHING)  # by the dataset
+    _drawn: Draws = field(init=False, default=Draws.ANYTHING)  # random numbers that the dataset draws
     _collate_drawn: Draws = field(init=False, default=Draws.ANYTHING)
     _buffers: BufferPool = field(init=False, default_factory=BufferPool, compare=False, repr=False)
 
@@ -92,7 +93,7 @@ class BatchReader:
             return self.read(key)
 
     def read(self, key: BatchKey) -> Any:
-        """Return the batch of a key; as a `Reported` batch if samples were bad.
+        """Return the batch of a key, as a `Reported` if it had bad samples.
 
         Raises:
             Exception: Whatever the dataset or the collate raises, with a note
@@ -106,11 +107,11 @@ class BatchReader:
             return self.private.use(lambda: self._make_seeded(key))
 
     def found_generators(self) -> list[Found]:
-        """Return the private generators of the data, as they are now."""
+        """Return the random generators stored in the dataset and `collate_fn`, found again at each call."""
         return self.private.find()
 
     def draws_from(self) -> Draws:
-        """Return what making a batch draws from."""
+        """Return which random generators may be drawn from while a batch is made."""
         return Draws.NOTHING if self._whole else max(self._drawn, self._collate_drawn)
 
     def _seeds(self, drawn: Draws, key: BatchKey, rows: slice = slice(None)) -> SampleSeeds:
@@ -122,7 +123,7 @@ class BatchReader:
         return SampleSeeds(words, restore=not in_worker_process())
 
     def _make_whole(self, key: BatchKey) -> object:
-        """Make a batch that the dataset reads already collated."""
+        """Make a batch with the dataset's `read_batch`, which returns it collated."""
         try:
             batch, repair = self._read_together(key, lambda _, indices: self.dataset.read_batch(indices))
         except Exception as error:
@@ -135,7 +136,7 @@ class BatchReader:
         return batch if repair is None else repair.report(batch)
 
     def _make_seeded(self, key: BatchKey) -> object:
-        """Make a batch from samples."""
+        """Make a batch from single samples, under their seeds."""
         with self._seeds(self._drawn, key) as seeds:
             return self._make(key, seeds)
 
@@ -170,7 +171,7 @@ class BatchReader:
         return batch if repair is None else repair.report(batch)
 
     def _read_together(self, key: BatchKey, read: ReadMany) -> tuple[Any, Repair | None]:
-        """Read all samples by one call; if that fails, those that can be read."""
+        """Read all samples by one call. If that fails, retry, leave out or replace samples, as the policy says."""
         try:
             return read(None, key.indices), None
         except Exception as error:
@@ -178,7 +179,7 @@ class BatchReader:
             return repair.together(read, error), repair
 
     def _read_each(self, key: BatchKey, seeds: SampleSeeds) -> tuple[list[object], Repair | None]:
-        """Read the samples one by one; after a failure, continue under the policy."""
+        """Read the samples one by one. After a failure, retry, leave out or replace, as the policy says."""
         dataset, enter, indices = self.dataset, seeds.enter, key.indices.tolist()
         stacks = self.collate_fn is None and self.batched and key.rows is None
         samples: list[object] = []
@@ -200,7 +201,7 @@ class BatchReader:
         return samples, None
 
     def _many_under(self, seeds: SampleSeeds) -> ReadMany:
-        """Return what reads the samples of some rows by `__getitems__`, under their seeds."""
+        """Return a function that reads the samples of some rows by `__getitems__`, under their seeds."""
 
         def read(rows: list[int] | None, indices: Int64Array) -> list[object]:
             with seeds.part(None, rows):
@@ -229,7 +230,7 @@ class BatchReader:
 
     @staticmethod
     def _named(collate: Callable[..., object], indices: list[int], *content: object) -> object:
-        """Collate; errors name the samples."""
+        """Call `collate` on the content. Errors name the samples (`indices`)."""
         try:
             return collate(*content)
         except CollateError as error:
@@ -243,11 +244,11 @@ class BatchReader:
 
 @dataclass(frozen=True)
 class StagedReader(BatchReader):
-    """Reads the batches of each stage of a training by a reader of its own.
+    """Reads the batches of a training in stages: each stage has its own reader.
 
     Args:
         stages: The reader of each stage.
-        ends: For each stage the position after its last.
+        ends: The position after the last one of each stage.
     """
 
     stages: Sequence[BatchReader] = ()
@@ -266,21 +267,21 @@ class StagedReader(BatchReader):
 def takes_batches(collate_fn: object) -> bool:
     """Return whether `collate_fn.collate_batch(batch)` can replace `collate_fn(samples)`.
 
-    It takes what a dataset's `read_batch` returns. A subclass that overrides `__call__` does not inherit it, and a wrapper does
-    not forward it.
+    `collate_batch` takes what a dataset's `read_batch` returns. If a subclass overrides `__call__` alone, an inherited
+    `collate_batch` does not count. Nor does one that a wrapper forwards.
     """
     return callable(own_attribute(collate_fn, "collate_batch", frozenset({"__call__"})))
 
 
 def _what_is_left(key: BatchKey, repair: Repair | None) -> tuple[list[int], Int64Array | None]:
-    """Return the indices that a batch holds, and the bounds of its rows if it has rows of several samples."""
+    """Return the indices in a batch, and the bounds (R + 1,) of its rows, or None if a row is one sample."""
     if repair is None:
         return key.indices.tolist(), key.rows
     return repair.indices, None if key.rows is None else np.searchsorted(repair.rows, key.rows)
 
 
 def _note(error: Exception, key: BatchKey, row: int | None) -> None:
-    """Name a sample of the batch in an error, or all of them if `row` is None."""
+    """Add a note to an error that names the batch's sample in `row`, or all its samples if that is None."""
     which = f"samples {_shorten(key.indices.tolist())}" if row is None else f"sample {key.indices[row]}"
     error.add_note(f"loaderkit: raised while reading {which} (epoch {key.epoch}, position {key.positions[row or 0]}).")
 

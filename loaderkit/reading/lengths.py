@@ -1,4 +1,4 @@
-"""Measure the lengths of a dataset's samples, in parallel, and keep them in a file."""
+"""Measure the lengths of a dataset's samples, in parallel, and cache them in a file."""
 
 import functools
 import io
@@ -30,8 +30,8 @@ from loaderkit.system.start import survives_fork
 
 Length = Callable[[Any], int] | str | int
 VERSION = "loaderkit lengths 1"
-_READ = 64  # samples held at once
-_EXECUTOR_WORKERS = 8  # an executor does not tell its number of workers; this one gives it about 500 tasks
+_READ = 64  # samples read at once
+_EXECUTOR_WORKERS = 8  # assumed: an executor does not tell its number; makes about 500 tasks
 
 
 def measure_lengths(
@@ -46,25 +46,26 @@ def measure_lengths(
 ) -> Int64Array:
     """Return the length of each sample (N,), for plans by length.
 
-    Those are `LengthBuckets`, `TokenBudget` and `PackPlan`.
-    If the dataset has `lengths()` and no transform, as DocumentDataset, it reads nothing. Otherwise it reads each sample once,
-    under the sample's own seed as in a Loader. `MultimodalDataset`, `ChatDataset` and `PreferenceDataset` count their tokens without decoding
-    pictures; a pair takes twice its longer side.
+    Those plans are `LengthBuckets`, `TokenBudget` and `PackPlan`. If the dataset has `lengths()` and no transform, as
+    DocumentDataset, no sample is read. Otherwise each sample is read once, under its own seed as in a Loader. For
+    `MultimodalDataset`, `ChatDataset` and `PreferenceDataset`, tokens are counted without decoding pictures; the length
+    of a preference pair is twice that of its longer side.
 
-    A cache is used if it has the same number of samples, the same fingerprint of the dataset, and the same name of the function.
-    The lengths of 16 samples, which are read again, must be the same too. Otherwise a warning says what differs, and the lengths
-    are measured again.
+    The cache is used if the number of samples, the dataset's fingerprint and the name of `length` are the same as when
+    it was written. The lengths of 16 samples, which are read again, must be the same too. Otherwise a warning says what
+    differs, and all lengths are measured again.
 
     Args:
         dataset: Anything with a length and an index.
-        length: A function from a sample to its length, or the key or index of a field. An integer field is the length; of
-            any other the length is `len`. By default the sample itself is the field.
+        length: A function from a sample to its length, or the key or index of a field. A field that is an integer is
+            the length itself; for any other field it is its `len`. By default the sample itself is the field.
         num_workers: Processes that read; 0 reads in this one.
         executor: Reads instead of processes: any `concurrent.futures.Executor`, such as Dask's `client.get_executor()` or
             `RayExecutor()`.
-        cache: A file for the lengths. It is written at the end, as a whole.
+        cache: Path of a file that keeps the lengths. It is written once all are measured.
         multiprocessing_context: How processes start. Use "spawn" for datasets that do not survive a fork.
-        bad_length: The length of a sample that cannot be read. A Loader's `BadSamples` decides about it later. None: an error.
+        bad_length: The length to give to a sample that cannot be read; a Loader's `BadSamples` handles it later. None
+            raises.
 
     Raises:
         ValueError: If a setting is out of range, a sample has no length, or the cache is another kind of file.
@@ -101,10 +102,10 @@ def measure_lengths(
 
 
 class Measure(Protocol):
-    """A collate function that returns a number of at least 0 for each sample (B,)."""
+    """A collate function that returns one number for each sample, (B,) int64, at least 0."""
 
-    what: ClassVar[str]  # these numbers, in one word
-    setting: ClassVar[str]  # that decides them
+    what: ClassVar[str]  # the numbers' name in messages: one plural word
+    setting: ClassVar[str]  # name of the setting that decides the numbers
 
     def __call__(self, samples: list[object]) -> Int64Array: ...
 
@@ -123,7 +124,7 @@ def measure(
     fork: bool,
     bad_length: int | None = None,
 ) -> Int64Array:
-    """Return a number for each sample (N,), read in parallel and kept in a file; see `measure_lengths`."""
+    """Return one number for each sample, (N,) int64: measured in parallel, cached in a file. See `measure_lengths`."""
     fork = fork and survives_fork(dataset)
     size, reader = len(dataset), _Reader(BatchReader(dataset, of, seed=0), bad_length)
     if num_workers > 1:
@@ -146,7 +147,7 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class LengthOf:
-    """A collate function that returns the lengths (B,) of samples. It takes `length` as `measure_lengths` does."""
+    """A collate function that returns the lengths of samples, (B,) int64. `length` is that of `measure_lengths`."""
 
     what: ClassVar[str] = "lengths"
     setting: ClassVar[str] = "length"
@@ -178,7 +179,7 @@ class LengthOf:
             if hasattr(found, "__len__") and getattr(found, "ndim", None) != 0:
                 found = len(found)
         try:
-            size = found.__index__()  # also numpy integers, and tensors of one element
+            size = found.__index__()  # also takes numpy integers, and tensors of one element
         except (AttributeError, TypeError) as error:
             raise ValueError(
                 f"lengths: {self.name} gave {reprlib.repr(found)} for a sample of type {type(sample).__name__}, wanted an integer. "
@@ -207,18 +208,18 @@ class LengthOf:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads a number of each sample; `bad_length` if the sample cannot be read, unless it is None."""
+    """Reads one number for each sample. One that cannot be read gets `bad_length`; if that is None, it raises."""
 
     reader: BatchReader
     bad_length: int | None
 
     def span(self, span: tuple[int, int]) -> Int64Array:
-        """Return the numbers of a span of samples, from its start to before its end."""
+        """Return the numbers of the samples from `span[0]` to before `span[1]`, (B,)."""
         indices = np.arange(*span, dtype=np.int64)
         return np.concatenate([self.at(indices[start : start + _READ]) for start in range(0, len(indices), _READ)])
 
     def at(self, indices: Int64Array) -> Int64Array:
-        """Return the numbers of samples (B,)."""
+        """Return the numbers (B,) of the samples at `indices` (B,)."""
         try:
             lengths: Int64Array = self.reader.read(BatchKey(0, indices, indices))
         except Exception as error:
@@ -253,7 +254,7 @@ def _read_all(
 def _changed(
     before: dict[str, str], lengths: Int64Array, made_of: dict[str, str], what: str, reader: _Reader
 ) -> str | None:
-    """Return how a cache differs from the data, if it does."""
+    """Return in words how a cache differs from the data; None if they agree."""
     for name, now in made_of.items():
         if before.get(name) != now:
             return f"{name} is {now}, was {before.get(name)}"

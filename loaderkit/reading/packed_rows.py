@@ -1,4 +1,4 @@
-"""Rows of a fixed length as a dataset: which documents are in a row is computed once, from their lengths."""
+"""A dataset of packed rows of a fixed length. The documents of each row are chosen once, from their lengths."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,19 +24,19 @@ from loaderkit.system.stack import CollateError
 
 
 class PackedRows(DeclaresDraws):
-    """Rows of documents, or of pieces of documents longer than a row. A row is a sample: a list, as in a packed stream.
+    """Packed rows as a dataset. A sample is one row: a list of documents, or of pieces of documents longer than a row.
 
-    Each window of consecutive documents is packed by best fit decreasing. Rows come in the order of their first documents. What
-    the documents of a row draw belongs to the row.
+    Each window of consecutive documents is packed by best fit decreasing. Rows come in the order of their first
+    documents. All documents of a row are read under the row's seed.
 
     Args:
         dataset: The documents.
         lengths: Tokens of each document (N,).
-        rows: The rows to make.
-        window: Pieces of documents that are packed together.
+        rows: The settings of rows, such as their length.
+        window: Number of consecutive pieces that are packed together.
 
     Raises:
-        ValueError: If a document is too long, and the rows do not say what to do with it.
+        ValueError: If a document is longer than a row, and `rows.too_long` is "error".
     """
 
     def __init__(self, dataset: MapStyle, lengths: Int64Array, rows: Rows, *, window: int) -> None:
@@ -53,7 +53,7 @@ class PackedRows(DeclaresDraws):
         parts = [_pack(sizes[some], some, size) for some in np.split(numbers, range(window, len(numbers), window))]
         self._members = np.concatenate([members for members, _ in parts])  # the pieces, row after row (P,)
         counts = np.concatenate([counts for _, counts in parts])
-        self._bounds = np.concatenate([[0], np.cumsum(counts)])  # of the rows (R + 1,)
+        self._bounds = np.concatenate([[0], np.cumsum(counts)])  # where rows begin in `_members` (R + 1,)
         self._rows, self._digest = rows, digest(self._members, self._bounds)
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class PackedRows(DeclaresDraws):
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """A collate function that returns the number of tokens of each document (B,)."""
+    """A collate function that returns the number of tokens in each document, (B,) int64."""
 
     what: ClassVar[str] = "lengths"
     setting: ClassVar[str] = "length"
@@ -106,12 +106,12 @@ class TokenCounts:
 
 
 def collate_of(rows: Rows) -> PackCollate:
-    """Return the collate function for batches of rows."""
+    """Return the collate function that makes batches of packed rows."""
     return PackCollate(tokens=rows.tokens, row_length=rows.row_length, fields=rows.fields)
 
 
 def default_collate(dataset: object) -> Callable[[list[Any]], Any] | None:
-    """Return what a Loader without `collate_fn` makes batches of this data with; None stacks the samples."""
+    """Return the collate function of a Loader without `collate_fn` for this data; None stacks the samples."""
     if isinstance(dataset, StreamDataset):
         return None if dataset.rows is None else collate_of(dataset.rows)
     found: Collate | None = own_attribute(dataset, "default_collate")  # of a Pipeline
@@ -120,7 +120,7 @@ def default_collate(dataset: object) -> Callable[[list[Any]], Any] | None:
 
 @dataclass(frozen=True)
 class _AsDocument:
-    """Makes a document of a sample, as a packed stream does."""
+    """Turns a sample into a document, as a packed stream does."""
 
     draws_nothing: ClassVar[bool] = True
 
@@ -131,7 +131,10 @@ class _AsDocument:
 
 
 def _pack(lengths: Int64Array, numbers: Int64Array, row_length: int) -> tuple[Int64Array, Int64Array]:
-    """Pack pieces with these lengths (P,) and numbers (P,); return their numbers row after row (P,), and how many each row has."""
+    """Pack pieces of these lengths (P,) into rows.
+
+    Return the pieces' `numbers` (P,) in the order of the rows, and how many pieces each row has (R,).
+    """
     rows, count = pack(lengths, row_length)
     _, firsts = np.unique(rows, return_index=True)  # the first piece of each row
     order = np.argsort(firsts[rows], kind="stable")

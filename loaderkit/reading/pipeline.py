@@ -1,4 +1,4 @@
-"""Pipelines: a dataset with an index, and the verbs that make another of it."""
+"""Pipelines: an indexed dataset with methods (verbs) such as `map`, each of which returns a new pipeline."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ from loaderkit.system.overrides import own_attribute
 from loaderkit.system.stack import CollateError, stack
 
 _TOGETHER = 64  # samples that a stream reads by one call
-_LARGEST = 1 << 16  # samples of a shard of a stream
+_LARGEST = 1 << 16  # samples in a shard of `stream()`, at most
 
 
 class Pipeline(DeclaresDraws):
@@ -100,17 +100,18 @@ class Pipeline(DeclaresDraws):
         cache: str | None = None,
         multiprocessing_context: Literal["fork", "spawn"] = "fork",
     ) -> "Pipeline":
-        """Keep the samples for which a predicate is true. This reads each sample once, now, and keeps an index.
+        """Keep the samples for which a predicate is true. This reads each sample once, at the call.
 
-        The index has 8 bytes for each sample that is kept. A cache is used if the number of samples, the data's fingerprint
-        and the predicate's name and code are the same, and 16 samples that are read again give the same. Otherwise a warning
-        says what differs, and all are read again. The predicate must not depend on random numbers.
+        The pipeline then holds the indices of the kept samples, 8 bytes each. The cache is used if the number of
+        samples, the data's fingerprint, and the predicate's name and code are the same as when it was written. The
+        predicate's result on 16 samples, which are read again, must be the same too. Otherwise a warning says what
+        differs, and all samples are read again. The predicate must not depend on random numbers.
 
         Args:
             predicate: Called with a sample.
             num_workers: Processes that read; 0 reads in this one.
             executor: Reads instead of processes; see `measure_lengths`.
-            cache: A file for the index. It is written at the end, as a whole.
+            cache: Path of a file that keeps the predicate's results. It is written once all samples are read.
             multiprocessing_context: How processes start. Use "spawn" for datasets that do not survive a fork.
 
         Examples:
@@ -143,10 +144,10 @@ class Pipeline(DeclaresDraws):
         return self._then(SubsetDataset(self.dataset, Shuffled(len(self), seed=seed)), f"shuffle({seed})")
 
     def batch(self, size: int, *, drop_last: bool = False, collate_fn: Collate = stack) -> "Pipeline":
-        """Make one sample of several consecutive ones.
+        """Make one sample out of several consecutive ones.
 
-        Use it if later verbs work on batches; give the Loader `batch_size=None` then. Else leave batches to the Loader: they can
-        then be of any size after a resume.
+        Use it if later verbs work on batches, and then give the Loader `batch_size=None`. Otherwise leave batches to
+        the Loader: it can change their size on a resume.
 
         Args:
             size: Samples of a batch.
@@ -181,15 +182,17 @@ class Pipeline(DeclaresDraws):
         cache: str | None = None,
         multiprocessing_context: Literal["fork", "spawn"] = "fork",
     ) -> "Pipeline":
-        """Pack documents into rows of a fixed length. This measures each document once, now, unless the data knows the lengths.
+        """Pack documents into rows of a fixed length. The call measures each document, unless the data has lengths.
 
-        A sample before is a document: a dict with its tokens, or the tokens themselves. A sample after is a row: a list of
-        documents, as of a stream's `pack`. A Loader makes batches of rows with `PackCollate`, if it has no `collate_fn`. A later
+        Each sample so far is a document: a dict with its tokens, or the tokens themselves. Each sample of the new
+        pipeline is a row: a list of documents, as from a stream's `pack`. A Loader makes batches of rows with
+        `PackCollate`, if it
+            has no `collate_fn`. A later
         `map` gets a row and returns a row.
 
-        Rows are packed by best fit decreasing. A row has the same documents in each epoch; `Loader(shuffle=True)` shuffles the rows.
-        With a `PackPlan` each epoch has other rows. A document without tokens is in no row. Every other token comes once an
-        epoch.
+        Rows are packed by best fit decreasing. A row has the same documents in each epoch; `Loader(shuffle=True)`
+        shuffles the rows. A `PackPlan` makes different rows in each epoch. A document without tokens is in no row.
+        Every other token comes once an epoch.
 
         The number of tokens must not depend on random numbers. The lengths are cached under the conditions of `measure_lengths`.
         A document longer than a row is read once for each of its rows; of a `DocumentDataset` only the piece is read. If long
@@ -199,12 +202,13 @@ class Pipeline(DeclaresDraws):
             row_length: Tokens of a row.
             tokens: The field with a document's tokens (T,).
             fields: Other fields with one value for each token, and the value that pads them: {"weights": 0}.
-            too_long: What happens to a document longer than a row. "split" cuts it into pieces, "drop" leaves it out, "error"
-                refuses it now.
-            window: Consecutive documents that are packed together. A smaller one reads more in sequence, and leaves more empty.
+            too_long: What happens to a document longer than a row. "split" cuts it into pieces, "drop" leaves it out,
+                "error" raises at the call.
+            window: Consecutive documents that are packed together. With a smaller window, reads are more sequential,
+                but rows have more padding.
             num_workers: Processes that measure; 0 measures in this one.
             executor: Measures instead of processes; see `measure_lengths`.
-            cache: A file for the lengths. It is written at the end, as a whole.
+            cache: Path of a file that keeps the lengths. It is written once all are measured.
             multiprocessing_context: How processes start. Use "spawn" for datasets that do not survive a fork.
 
         Raises:
@@ -245,16 +249,16 @@ class Pipeline(DeclaresDraws):
     def mix(
         cls, sources: Sequence[MapStyle], weights: Sequence[float], *, size: int | None = None, window: int = 1000
     ) -> "Pipeline":
-        """Mix datasets by weights, exact to one sample in each window.
+        """Mix datasets by weights. In each window, a source's number of samples is exact to one.
 
-        Each source comes in its own order, and starts again if it is used up. Each epoch has the same samples. `lk.Mixture`, as the
-        Loader's `order=`, shuffles each source in every epoch, and begins an epoch where the last one stopped in the source.
-        For streams use `lk.interleave`.
+        Each source comes in its own order, and starts again if it is used up. Each epoch has the same samples.
+        `lk.Mixture`, as the Loader's `order=`, shuffles each source in every epoch, and goes on in a source where the
+        last epoch stopped. For streams use `lk.interleave`.
 
         Args:
             sources: The datasets.
-            weights: One for each, above 0.
-            size: Samples of the mixture; by default the sum of the sources' sizes.
+            weights: One for each source, above 0.
+            size: Samples in the mixture; by default the sum of the sources' sizes.
             window: Samples over which the shares are exact.
 
         Examples:
@@ -270,9 +274,9 @@ class Pipeline(DeclaresDraws):
         return mixed
 
     def stream(self, *, lanes: int = 16, window: int = 1024, shuffle: bool = False, seed: int = 0) -> StreamDataset:
-        """Return the samples as a stream, for a `filter` and a `pack` that run while it is read.
+        """Return the samples as a stream, whose `filter` and `pack` run during reading, not at the call.
 
-        A stream reads stretches of consecutive samples, which suits compressed Parquet. It has no length, and resumes as
+        A stream reads runs of consecutive samples, which suits compressed Parquet. It has no length, and resumes as
         streams do. The settings are those of `StreamDataset`.
 
         Examples:
@@ -288,15 +292,15 @@ class Pipeline(DeclaresDraws):
 
     @property
     def default_collate(self) -> Callable[[list[Any]], Any] | None:
-        """What a Loader without `collate_fn` makes batches with: `PackCollate` for packed rows. None stacks the samples."""
+        """The collate function of a Loader without `collate_fn`: `PackCollate` for packed rows; None stacks samples."""
         return None if self._rows is None else collate_of(self._rows)
 
     def fingerprint(self) -> str:
-        """Return a description of the data and of what the verbs chose of it, but not of functions; a resume compares it."""
+        """Return a string that a resume compares: the data and which samples the verbs chose, but not functions."""
         return fingerprint_of(self.dataset)
 
     def place(self, index: int) -> Place | None:
-        """Return where a sample is kept; None if the data does not say."""
+        """Return where a sample is stored, such as its file and row; None if the data does not say."""
         return place_of(self.dataset, index)
 
     def _draws(self) -> Draws:
@@ -359,7 +363,7 @@ class _Stretch(Order):
 
 
 class _Batches(DeclaresDraws):
-    """Consecutive samples, collated. What they draw belongs to their batch."""
+    """Batches of consecutive samples as a dataset. All samples of a batch are read under the batch's seed."""
 
     def __init__(self, dataset: MapStyle, size: int, collate_fn: Collate, *, drop_last: bool) -> None:
         self._dataset, self._size, self._collate = dataset, size, collate_fn
@@ -383,10 +387,10 @@ class _Batches(DeclaresDraws):
 
 @dataclass(frozen=True)
 class _ReadStretch:
-    """Reads the samples of a stretch "start:stop" for a stream."""
+    """Reads the samples with indices "start:stop", which is the name of a stream's shard."""
 
     dataset: MapStyle = field(repr=False)
-    rows: Rows | None = None  # that the samples are
+    rows: Rows | None = None  # if the samples are packed rows
 
     @property
     def fingerprint(self) -> str:
@@ -406,7 +410,7 @@ class _ReadStretch:
 
 
 def _read_together(dataset: MapStyle, rows: range) -> list[object] | None:
-    """Return samples that are read by one call; None if they draw random numbers, which belong to each of them."""
+    """Read samples by one call. Return None if reading draws random numbers: then each sample needs its own seed."""
     if draws(dataset) is not Draws.NOTHING:
         return None
     with seeds_apart(NoSeeds(len(rows))):
@@ -415,7 +419,7 @@ def _read_together(dataset: MapStyle, rows: range) -> list[object] | None:
 
 @dataclass(frozen=True)
 class _Verdicts:
-    """A collate function that returns 1 for each sample that a predicate keeps, and 0 for the others (B,)."""
+    """A collate function that returns (B,) int64: 1 for each sample that a predicate keeps, 0 for the others."""
 
     what: ClassVar[str] = "verdicts"
     setting: ClassVar[str] = "predicate"
@@ -444,7 +448,7 @@ class _Verdicts:
 
 
 def _digest(code: CodeType) -> str:
-    """Return a digest of a function's code, and of the functions inside it."""
+    """Return a digest of a function's code, including the functions nested in it."""
     constants = [_digest(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
     return digest(code.co_code, "\x1f".join([*constants, *code.co_names]))
 

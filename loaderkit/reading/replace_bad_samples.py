@@ -1,4 +1,4 @@
-"""What the policy on bad samples does with a batch whose read failed: try again, then skip or replace."""
+"""Apply the `BadSamples` policy to a batch whose read failed: try again, then skip or replace samples."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +23,7 @@ from loaderkit.system.arrays import Int64Array
 from loaderkit.system.threads import until_cancelled
 
 _CANDIDATES = 32  # tried for a replacement
-_LOOKED_AT = 1000  # to find candidates that are short enough
+_LOOKED_AT = 1000  # positions drawn to find replacements that are short enough
 _LEFT_OUT = object()
 
 ReadOne = Callable[[int, int], object]  # from a row of the batch and an index to a sample
@@ -31,9 +31,10 @@ ReadMany = Callable[[list[int] | None, Int64Array], object]  # from rows of the 
 
 
 class Repair:
-    """Reads a batch again after a failure, under the policy.
+    """Reads a batch again after a failure, and skips or replaces bad samples as the policy says.
 
-    Replacements are chosen from the order. With `lengths` (N,) of all samples, they are no longer than the bad sample.
+    Replacements are drawn from the order. With `lengths` (N,) of all samples, a replacement is no longer than the bad
+    sample, except to keep a batch from being empty.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Repair:
     ) -> None:
         self._policy, self._key, self._seed, self._order, self._lengths = policy, key, seed, order, lengths
         self._planned: list[Any] = key.indices.tolist()
-        self._chosen: list[Any] = list(self._planned)  # for each row; None if it is left out
+        self._chosen: list[Any] = list(self._planned)  # index for each row; None if the row is left out
         self._bad: list[BadSample] = []
         self._first: Exception | None = None
 
@@ -52,16 +53,17 @@ class Repair:
 
     @property
     def indices(self) -> list[Any]:
-        """The indices that these rows hold."""
+        """The dataset indices of the rows that are not left out, with replacements."""
         return [index for index in self._chosen if index is not None]
 
     def each(self, read: ReadOne, samples: list[object], error: Exception | None = None) -> list[object]:
-        """Return the samples of a batch that are not left out: at least one.
+        """Read the batch's samples one by one, and return those that are not left out: at least one.
 
-        `samples` are those of the first rows, and `error` comes from the next row, if that was read.
+        `samples` are already read: those of the first rows. `error` is what reading the next row raised, if it was
+        tried.
 
         Raises:
-            Exception: The first error that is not the sample's fault by the policy.
+            Exception: The first error that the policy does not blame on the sample.
         """
         found = list(samples)
         for row in until_cancelled(list(range(len(samples), len(self._chosen)))):
@@ -77,7 +79,7 @@ class Repair:
         return found or [self._replace(0, read, alone=True)]
 
     def together(self, read: ReadMany, error: Exception) -> object:
-        """Read a batch by one call again after `error`, without the samples that cannot be read."""
+        """Read the batch again by one call after `error`, without the samples that cannot be read."""
         indices = self._key.indices
         try:
             return self._policy.again(error, lambda: read(None, indices), f"samples {indices[0]}, ...")
@@ -93,7 +95,7 @@ class Repair:
             raise
 
     def _one(self, row: int, read: ReadOne, error: Exception | None) -> object:
-        """Read the sample of a row, again while its error may pass."""
+        """Read the sample of a row; retry transient errors. `error` is that of an earlier try."""
         index = self._planned[row]
         if error is None:
             try:
@@ -114,13 +116,13 @@ class Repair:
         return _LEFT_OUT
 
     def report(self, batch: object) -> object:
-        """Return the batch with its bad samples, if there are any."""
+        """Return the batch, wrapped in `Reported` with its bad samples if there are any."""
         return batch if self._first is None else Reported(batch, self._bad, self._first)
 
     def _replace(self, row: int, read: ReadOne, *, alone: bool) -> object:
-        """Return another sample of the order for a row, or leave the row out if none is short enough.
+        """Return a replacement for a row's sample, or leave the row out if no candidate is short enough.
 
-        A row that is `alone` is the last one of its batch, which must not be empty.
+        If `alone`, the batch has no other sample left, so a longer replacement is taken rather than none.
         """
         number = next(n for n, bad in enumerate(self._bad) if bad.position == self._key.positions[row])
         last: Exception | None = None
@@ -147,14 +149,14 @@ class Repair:
         ) from last
 
     def _candidates(self, row: int, *, alone: bool) -> list[Any]:
-        """Return the indices to try for a row, in this order."""
+        """Return the dataset indices to try as a row's replacement, in this order."""
         lengths = self._lengths
         if lengths is None:
             return [self._candidate(row, attempt) for attempt in range(_CANDIDATES)]
         replaced = self._planned[row]
         drawn = dict.fromkeys(self._candidate(row, attempt) for attempt in range(_LOOKED_AT))
         found = [index for index in drawn if index != replaced and lengths[index] <= lengths[replaced]]
-        if alone:  # whatever another batch holds fits
+        if alone:  # longer samples too: the batch has no other
             found += sorted(set(drawn) - set(found), key=lambda index: (int(lengths[index]), index))
         return found[:_CANDIDATES]
 

@@ -37,10 +37,10 @@ _READ = 64  # samples
 def verify_shards(path: str | os.PathLike[str], *, jobs: int = 1, executor: Executor | None = None) -> int:
     """Compare shards with their manifest; return the number of samples.
 
-    It reads every shard that `write_shards` wrote.
+    It reads every shard in the manifest, which `write_shards` wrote.
 
     Args:
-        path: The folder, or its manifest.
+        path: The folder of shards, or its manifest.
         jobs: Processes that read.
         executor: Reads instead of processes: any `concurrent.futures.Executor`, such as Dask's `client.get_executor()` or
             `RayExecutor()`. All its workers must see the folder under the same path.
@@ -77,10 +77,10 @@ class Claim:
 
 
 def check_local(path: str | os.PathLike[str]) -> None:
-    """Refuse a URL.
+    """Raise a WriteError if a path is a URL.
 
     Raises:
-        WriteError: If the path is one.
+        WriteError: If it is a URL.
     """
     if is_remote(os.fspath(path)):
         raise WriteError(
@@ -89,7 +89,9 @@ def check_local(path: str | os.PathLike[str]) -> None:
 
 
 def claims_of(path: Path) -> tuple[list[Claim], list[str]]:
-    """Return the entries of a manifest (or of its folder's), and the files in the folder that have no entry.
+    """Return the entries of a manifest, and the names of files in its folder that have no entry.
+
+    `path` is the folder of shards or its manifest.
 
     Raises:
         WriteError: If the manifest is missing, not readable, or contradicts itself.
@@ -115,7 +117,7 @@ def claims_of(path: Path) -> tuple[list[Claim], list[str]]:
 def check_each(
     claims: Sequence[Claim], *, jobs: int = 1, executor: Executor | None = None
 ) -> Generator[tuple[Claim, int | Exception], None, None]:
-    """Read shards in parallel. Yield each claim with the number of samples, or with an error that names the shard."""
+    """Check shards in parallel. Yield each claim with its number of samples, or with an error that names the shard."""
     for claim, result in map_tasks(check_shard, claims, executor=executor, jobs=jobs):
         name = str(claim.folder / claim.record.file.name)
         named = not isinstance(result, Exception) or name in str(result)
@@ -153,7 +155,7 @@ def _read_samples(shard: str, form: str) -> int:
     kinds: dict[str, type[ShardedDataset]] = {"tar": TarDataset, "parquet": ParquetDataset}
     if form not in kinds:
         raise ShardError(f"{shard}: its format is {form!r}, wanted one of tar, parquet, tokens.")
-    with tempfile.TemporaryDirectory() as folder:  # ignore the indexes that a read takes
+    with tempfile.TemporaryDirectory() as folder:  # an empty folder, so that indexes are made anew
         data = kinds[form](shard, index_dir=folder)
         _check_index(shard, data)
         for start in range(0, len(data), _READ):
@@ -165,7 +167,7 @@ def _read_samples(shard: str, form: str) -> int:
 def _check_index(shard: str, data: ShardedDataset) -> None:
     found = data.stat(shard)
     fitting = (index for _, index in saved_indexes(shard, data.kind, None) if index.fits(found))
-    kept = next(fitting, None) or data.proven_index(0)  # of the folder, or new
+    kept = next(fitting, None) or data.proven_index(0)  # the folder's index, or a new one
     count, offsets = data.scan(shard)
     known = np.empty(0) if kept.offsets is None else kept.offsets
     if kept.count != count or not np.array_equal(known, np.asarray(offsets)):

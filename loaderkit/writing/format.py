@@ -1,4 +1,4 @@
-"""The protocol of shard formats, and samples as named fields."""
+"""The protocol of shard formats, and the conversion of samples to named fields."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.types import Json
 
-Settings = Mapping[str, Json]  # of a format, as they are in the manifest
-Sample = tuple[int, Any]  # its index in the source, and the sample
+Settings = Mapping[str, Json]  # settings of a format, as in the manifest
+Sample = tuple[int, Any]  # index in the source, and the sample
 
 
 class WriteError(ValueError):
     """Shards cannot be written, or differ from their manifest.
 
-    It names the sample or the file.
+    The message names the sample or the file.
 
     Examples:
         >>> try:
@@ -32,12 +32,12 @@ class WriteError(ValueError):
 
 @dataclass(kw_only=True, slots=True)
 class Written:
-    """What a format knows about a shard that it wrote.
+    """What a format reports about a shard that it wrote.
 
     Args:
-        counts: The number of samples, and of tokens if it counts them.
-        sides: The contents of files that belong to the shard, by the suffix that they add to its name.
-        offsets: The offsets for the index of the format's dataset.
+        counts: The number of "samples", and of "tokens" if the format counts them.
+        sides: Contents of further files that belong to the shard, by the suffix that is added to the shard's name.
+        offsets: The offsets for the shard's index, as the format's dataset reads them; None if it needs none.
     """
 
     counts: dict[str, int]
@@ -46,22 +46,22 @@ class Written:
 
 
 class Format(Protocol):
-    """Writes samples to a shard. A frozen value that pickles."""
+    """Writes samples to a shard. An implementation is immutable and can be pickled."""
 
     name: ClassVar[str]
     suffix: ClassVar[str]
 
     def settings(self) -> Settings:
-        """Return the settings that change the bytes, as plain JSON. One folder holds shards of one set of settings."""
+        """Return the settings that affect the written bytes, as plain JSON. All shards of a folder share them."""
 
     def learn(self, samples: Sequence[Sample]) -> Json:
-        """Return what all shards share, such as a schema, from a few samples, as plain JSON. May raise WriteError."""
+        """Return what all shards share, such as a schema, as plain JSON, from a few samples. May raise a WriteError."""
 
     def write(self, file: BinaryIO, samples: Iterable[Sample], learned: Any) -> Written:
-        """Write a shard. The same samples give the same bytes."""
+        """Write a shard. `learned` is the result of `learn`. The same samples give the same bytes."""
 
     def index(self, shard: Path, written: Written) -> ShardIndex | None:
-        """Return the index of a shard, or None if its dataset keeps none."""
+        """Return the index of a written shard, or None if the format's dataset has none."""
 
 
 def to_fields(sample: object, names: Sequence[str] | None, index: int) -> dict[str, object]:
@@ -70,7 +70,7 @@ def to_fields(sample: object, names: Sequence[str] | None, index: int) -> dict[s
     Mappings keep their names. Tuples use `names`, their own names, or numbers. Anything else is one field "value".
 
     Raises:
-        WriteError: If names are missing, or are no strings.
+        WriteError: If a name is not a string, or the numbers of names and values differ.
     """
     if isinstance(sample, Mapping):
         for name in sample:
@@ -87,7 +87,7 @@ def to_fields(sample: object, names: Sequence[str] | None, index: int) -> dict[s
 
 
 def check_fields(found: Iterable[str], wanted: Sequence[str], index: int, way_out: str) -> None:
-    """Raise WriteError if a sample's fields differ from the others'."""
+    """Raise a WriteError if a sample's fields (`found`) differ from those of the others (`wanted`)."""
     names = set(found)
     if names == set(wanted):
         return

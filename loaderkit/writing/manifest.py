@@ -1,9 +1,10 @@
 """A folder of shards: its plan, a record of each finished shard, and the manifest at the end.
 
-During writing, `.shards/` holds the plan, the records and the shards' indexes. A shard's record is written before the shard becomes
-visible, so each visible shard is finished. The manifest replaces the plan and the records once all shards are finished. It lies
-next to the folder, in `.NAME.loaderkit/`: most tools that read a folder of shards read all its files. A file with the name of
-the run is there while it goes on: a cluster may do tasks of a run that has ended, and these write nothing.
+During writing, `.shards/` holds the plan, the records and the shards' indexes. A shard's record is written before the
+shard becomes visible, so each visible shard is finished. The manifest replaces the plan and the records once all shards
+are finished. It lies next to the folder, in `.NAME.loaderkit/`: most tools that read a folder of shards read all its
+files. While a run goes on, `.shards/` also has a file named after the run. A task of a run that has ended finds no such
+file, and writes nothing.
 """
 
 import contextlib
@@ -39,7 +40,7 @@ LOCK_TIMEOUT_S = 10.0  # the processes of a killed run end within that time
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """A written file."""
+    """A written file: its name, size and BLAKE2b checksum."""
 
     name: str
     size_bytes: int
@@ -62,7 +63,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What to write. Two runs with one plan write the same bytes."""
+    """What to write: the format, the source, the settings and the number of shards. Equal plans write equal bytes."""
 
     format: str
     source: Mapping[str, Json]
@@ -73,19 +74,19 @@ class Plan:
 
 
 class Folder:
-    """The destination of shards."""
+    """The folder that shards are written to."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @property
     def side(self) -> Path:
-        """The folder of the manifest."""
+        """The hidden folder that holds the manifest, `.NAME.loaderkit/`."""
         return Path(side_folder(str(self.path)))
 
     @contextmanager
     def locked(self, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
-        """Keep other writers out.
+        """Hold the lock that keeps other writers out.
 
         Raises:
             WriteError: If another writer does not end within `timeout_s`.
@@ -128,7 +129,7 @@ class Folder:
         return None
 
     def begin(self, plan: Plan, run: str) -> dict[int, Record]:
-        """Start or continue a plan, and return the finished shards. Only tasks of `run` may write from now on.
+        """Start or continue a plan, and return the finished shards by number. Only tasks of `run` may write now.
 
         Raises:
             WriteError: If the folder holds other shards.
@@ -156,7 +157,7 @@ class Folder:
         return self._finished()
 
     def _make_side(self) -> None:
-        """Find out before the shards are written whether their manifest can be."""
+        """Create the manifest's folder. Raise a WriteError before shards are written if that fails."""
         try:
             self.side.mkdir(exist_ok=True)
             sync_folder(self.side.parent)
@@ -167,7 +168,7 @@ class Folder:
             ) from error
 
     def check_run(self, run: str) -> None:
-        """Stop a task whose run has ended.
+        """Raise an error in a task whose run has ended.
 
         Raises:
             WriteError: If `run` is not the one that writes here.
@@ -178,7 +179,7 @@ class Folder:
             raise WriteError(f"{self.path}: the run that this task belongs to has ended.") from None
 
     def _run(self, run: str) -> Path:
-        """Return a file with a name of its own: on NFS a name that was missing may stay so for a minute."""
+        """Return the path of a run's file. Each run has a new name: NFS may still report an old one as missing."""
         return self.path / _STATE / (run + _RUN)
 
     def _end_runs(self) -> None:
@@ -210,22 +211,25 @@ class Folder:
         return self.path / f".{uuid.uuid4().hex}.part"
 
     def keep(self, number: int, record: Record) -> None:
-        """Record a shard that is about to become visible."""
+        """Write the record of shard `number`, which is about to become visible."""
         self._write(f"{number}.json", asdict(record))
 
     def keep_index(self, name: str, index: ShardIndex) -> None:
-        """Keep the index of a shard until all are finished."""
+        """Store the index of a shard until all shards are finished."""
         write_atomically(self.path / _STATE / (name + INDEX_SUFFIX), index.to_bytes())
 
     def kept_index(self, name: str) -> ShardIndex | None:
-        """Return the index that was kept of a shard; earlier versions wrote it next to the shard."""
+        """Return the index that `keep_index` stored for a shard; None if there is none.
+
+        It also looks next to the shard, where earlier versions wrote it.
+        """
         for path in (self.path / _STATE / (name + INDEX_SUFFIX), self.path / (name + INDEX_SUFFIX)):
             with contextlib.suppress(FileNotFoundError):
                 return read_index(path)
         return None
 
     def finish(self, plan: Plan, records: dict[int, Record], more: Mapping[str, object]) -> Path:
-        """Write the manifest, then remove the plan and the records, and what earlier versions wrote between the shards."""
+        """Write the manifest and return its path. Remove `.shards/`, and the manifest of an earlier version."""
         path = self.side / MANIFEST
         totals: Counter[str] = Counter()
         for record in records.values():
@@ -245,14 +249,14 @@ class Folder:
 
 
 def manifest_of(folder: Path) -> Path:
-    """Return the path of a folder's manifest: next to it, or in it if an earlier version wrote it there."""
+    """Return the path of a folder's manifest: next to the folder, or in it if an earlier version wrote it there."""
     path = Path(side_folder(str(folder)), MANIFEST)
     earlier = folder / MANIFEST
     return earlier if earlier.is_file() and not path.is_file() else path
 
 
 def folder_of_manifest(path: Path) -> Path:
-    """Return the folder of the shards that a manifest names."""
+    """Return the folder of shards that a manifest describes."""
     name = path.absolute().parent.name
     if _SIDE.fullmatch(name):
         return path.absolute().parent.parent / name[1 : -len(".loaderkit")]
@@ -263,18 +267,18 @@ def read_plan(path: Path) -> Plan:
     """Read the plan in a manifest.
 
     Raises:
-        WriteError: If it is not a manifest, or of another version.
+        WriteError: If the file is not a manifest, or of another version.
     """
     return _read(path)[0]
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read a manifest's shards."""
+    """Read the records of all shards in a manifest; raise as `read_plan`."""
     return [Record.from_json(value) for value in _read(path)[1]["files"]]
 
 
 def is_ours(name: str) -> bool:
-    """Decide whether a file needs no entry in a manifest."""
+    """Return whether a file needs no entry in a manifest: hidden files, manifests and indexes."""
     return name.startswith(".") or name == MANIFEST or name.endswith(INDEX_SUFFIX)
 
 

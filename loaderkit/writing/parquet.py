@@ -1,4 +1,4 @@
-"""From samples to Parquet files, one row for each, with one schema for all shards."""
+"""Write samples to Parquet files: one row for each sample, one schema for all shards."""
 
 import base64
 from collections.abc import Iterable, Sequence
@@ -26,15 +26,15 @@ _WAY_OUT = "Give the types of all columns with ParquetFormat(schema=...)."
 class ParquetFormat:
     """Write Parquet files with a column for each field.
 
-    The schema comes from 64 samples spread over the dataset. Arrays (N, *F) of booleans and numbers become lists of fixed-size
-    lists, and `lk.ParquetDataset` returns them as arrays of the same dtype. Only their first axis may vary. Arrays of texts and times
-    come back as lists, and all numbers in the machine's byte order.
+    The schema comes from 64 samples spread over the dataset. Arrays (N, *F) of booleans and numbers become lists of
+    fixed-size lists, and `lk.ParquetDataset` returns them as arrays of the same dtype. In a column, only the first axis
+    may vary. Arrays of texts and times come back as lists. Numbers come back in the machine's byte order.
 
     Args:
         fields: The names of the fields, for samples that are tuples or single values.
         row_group_size: Rows in a row group. A reader decodes one row group at a time.
         compression: A codec, as pyarrow names it.
-        schema: A pyarrow schema. With one, fields may be missing and become null.
+        schema: A pyarrow schema, instead of one from the samples. Fields that a sample lacks become null.
 
     Examples:
         >>> samples = [{"text": "a", "ids": [1, 2]}, {"text": "b", "ids": [3]}]
@@ -139,7 +139,7 @@ def _values(name: str, rows: list[dict[str, object]], indices: list[int]) -> lis
     for index, row in zip(indices, rows, strict=True):
         try:
             value = to_array(row.get(name))
-            # Arrow takes no arrays without axes, and a label is often one.
+            # Arrow takes no 0-dimensional arrays, and a label is often one.
             values.append(value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value)
         except (ValueError, TypeError, RuntimeError) as error:
             raise WriteError(f"sample {index}, field {name!r}: {error}") from error
@@ -197,7 +197,7 @@ def _column(values: list[Any], kind: "pa.DataType", strict: bool) -> "pa.Array":
 
 
 def _refuse_loss(value: object, kind: "pa.DataType", strict: bool) -> None:
-    """Refuse values that Arrow would change silently, such as fractions in an integer column or unknown keys."""
+    """Raise a ValueError for a value that Arrow would change silently, such as a fraction in an integer column."""
     pa = _pyarrow()
     if isinstance(value, datetime):
         zoned = getattr(kind, "tz", None) is not None

@@ -38,7 +38,7 @@ from loaderkit.writing.tokens import TokenFormat
 FORMATS: dict[str, type[Any]] = {"tar": TarFormat, "parquet": ParquetFormat, "tokens": TokenFormat}
 DEFAULT_SHARD_BYTES = 256 << 20
 
-_PROBED = 64  # samples that are read first, for the schema and the size of a sample
+_PROBED = 64  # samples that are read first, to learn the schema and the size of a sample
 _READ = 64  # samples read at once
 _SEED = "writing"
 
@@ -60,25 +60,25 @@ def write_shards(
 ) -> Path:
     """Write a dataset to shards, or finish what an earlier call began.
 
-    The folder is local.
-    The bytes depend on the dataset and the settings, not on `jobs` or `executor`. Each sample draws its own random numbers, as in a
-    Loader. A shard appears once it is complete. The folder holds nothing but shards. The manifest and the index lie next to it, in
-    `.NAME.loaderkit/`, once all shards are complete. Without them the shards still open, but more slowly. `loaderkit verify` checks
-    shards by their manifest.
+    The folder is local. The written bytes depend on the dataset and the settings, not on `jobs` or `executor`. Each
+    sample draws its own random numbers, as in a Loader. A shard appears once it is complete. In the end the folder
+    holds only shards, and for tokens the ends of documents. The manifest and the index lie next to it, in
+    `.NAME.loaderkit/`. If they are lost, the shards still open, but more slowly. `loaderkit verify` checks shards by
+    their manifest.
 
     Args:
         dataset: Anything with `__len__` and `__getitem__`.
-        dest: A folder that is new, empty, or of an earlier call with the same dataset and settings.
+        dest: A folder that is new, is empty, or was begun by an earlier call with the same dataset and settings.
         format: "tar", "parquet" or "tokens", or a TarFormat, ParquetFormat or TokenFormat.
         samples_per_shard: Samples in each shard but the last.
-        shard_bytes: Instead, the approximate size of a shard in bytes. Default: 256 MiB.
+        shard_bytes: Approximate size of a shard in bytes, instead of `samples_per_shard`. Default: 256 MiB.
         shuffle: Whether to write samples in random order. Recommended for sorted data.
-        seed: The seed of that order.
+        seed: The seed of the random order.
         jobs: Processes that write.
         executor: Writes instead of processes: any `concurrent.futures.Executor`, such as Dask's `client.get_executor()`
             or `RayExecutor()`. All its workers must see `dest` under the same path.
-        multiprocessing_context: How they start. Use "spawn" for datasets that do not survive a fork.
-        on_shard: Called with the number of finished shards and the number of all.
+        multiprocessing_context: How processes start. Use "spawn" for datasets that do not survive a fork.
+        on_shard: Called with the number of finished shards and the number of all shards.
         lock_timeout_s: How long to wait for another writer in `dest`, in seconds.
 
     Returns:
@@ -144,7 +144,7 @@ class Writing:
         lock_timeout_s: float = LOCK_TIMEOUT_S,
         executor: Executor | None = None,
     ) -> Generator[tuple[int, int], None, None]:
-        """Write the missing shards. Yield the number of finished shards and the number of all.
+        """Write the missing shards. Yield the number of finished shards and the number of all shards.
 
         Raises:
             WriteError: As `write_shards`.
@@ -179,7 +179,7 @@ class Writing:
             raise WriteError(_describe(error, self.folder.path)) from error
 
     def _write_folder_index(self, records: dict[int, Record]) -> None:
-        """Write the index that travels with the shards, if their format keeps one. A run that was killed may have written it."""
+        """Write the index of the whole folder, if the format has one. Keep entries that a killed run wrote."""
         folder = str(self.folder.path)
         checksums = {record.file.name: record.file.blake2b for record in records.values()}
         known = {name: self.folder.kept_index(name) for name in checksums}
@@ -190,7 +190,7 @@ class Writing:
         replace_indexes(folder, indexes, [beside_path(str(self.folder.path / name)) for name in checksums])
 
     def _source(self) -> dict[str, str]:
-        """Return the dataset's fingerprint, as the folder has it if an earlier loaderkit began it."""
+        """Return the dataset's fingerprint. If an earlier loaderkit began the folder, use that version's form."""
         begun = self.folder.plan()
         return named_as_saved(
             lambda: {"fingerprint": fingerprint(self.dataset, self.size)}, {} if begun is None else begun.source
@@ -229,7 +229,7 @@ class _Probe:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a process needs to write any shard."""
+    """All that a process needs to write any of the shards."""
 
     dataset: Any
     folder: Folder
@@ -244,7 +244,7 @@ class Job:
         object.__setattr__(self, "private", PrivateGenerators({"dataset": self.dataset}))
 
     def probe(self, places: list[int]) -> _Probe:
-        """Read some samples: return what they share, a digest of their content, and their size."""
+        """Read the samples at some positions. Return what the format learns from them, their digest and their size."""
         indices = [int(self.order.indices(0, place, place + 1)[0]) for place in places]
         samples = list(zip(indices, self._read(indices), strict=True))
         learned = self.format.learn(samples)
@@ -268,7 +268,7 @@ class Job:
         folder, part = self.folder.path, self.folder.part()
         try:
             with part.open("xb") as file:
-                # Not before it is open: when a run ends later, it removes the part, which stops this task too.
+                # Check once the part is open: if the run ends later, the part is removed, which stops this task too.
                 self.folder.check_run(self.run)
                 written = self.format.write(file, self._samples(number), self.learned)
                 file.flush()

@@ -1,4 +1,4 @@
-"""From samples to tar archives in the WebDataset layout."""
+"""Write samples to tar archives in the WebDataset layout."""
 
 import io
 import json
@@ -27,16 +27,16 @@ _END = bytes(1024)
 class TarFormat:
     """Write tar archives in the WebDataset layout.
 
-    A sample has a file for each field, named KEY.FIELD.
-    The type of a field decides its file: text `.txt`, whole numbers `.cls` (without a dtype), arrays and tensors `.npy`, other JSON values
-    `.json`, bytes without a change. A field gets that extension ("label" becomes "label.cls") unless its name ends in it.
-    Pixels are encoded if their field is named "png" or "jpg": uint8 (3, H, W), (H, W, 3) or (H, W). Pillow images are
-    always encoded, by default as PNG. Names become lower case, as readers expect. The key is the sample's "__key__", or
-    its index with nine digits.
+    Each field of a sample becomes a file, named KEY.FIELD. Its type decides the file's extension: text `.txt`, integers
+    `.cls` (Python's or NumPy's), arrays and tensors `.npy`, other JSON values `.json`. Bytes are written as they are.
+    The extension is appended to the field's name ("label" becomes "label.cls") unless the name ends in it. Pixels are
+    encoded if their field is named "png" or "jpg": uint8 (3, H, W), (H, W, 3) or (H, W). Pillow images are always
+    encoded, by default as PNG. Names become lower case, as readers expect. The key is the sample's "__key__", or its
+    index with nine digits.
 
     Args:
         fields: The names of the fields, for samples that are tuples or single values.
-        same_fields: Whether all samples must have the fields of the first.
+        same_fields: Whether all samples must have the fields of the first sample.
         jpeg_quality: The quality of JPEG images, 1 to 100.
 
     Examples:
@@ -135,7 +135,7 @@ def _checked_key(key: object, index: int) -> str:
 
 
 def _to_file(name: str, value: object, quality: int) -> tuple[str, bytes]:
-    """Return a field's extension and content."""
+    """Return a field's file extension and the file's content."""
     if not name or name.startswith(".") or "/" in name or "\0" in name or name == "__key__":
         raise ValueError("a name that can't be an extension; wanted one without '/' and without a dot at the start.")
     ending = name.rpartition(".")[2]
@@ -170,7 +170,7 @@ def _to_json(value: object) -> bytes:
 
 
 def _check_json(value: object) -> None:
-    """Refuse values that JSON would change silently."""
+    """Raise a TypeError for a value that JSON cannot hold or would change silently."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):

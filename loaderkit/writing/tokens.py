@@ -1,4 +1,4 @@
-"""From documents to flat files of tokens, for TokenDataset and DocumentDataset."""
+"""Write documents to flat files of tokens, for TokenDataset and DocumentDataset."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ def encode_bytes(text: str) -> Sequence[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFormat:
-    """Write tokens one after another, and the ends of documents.
+    """Write documents' tokens one after another, and where each one ends.
 
-    Tokens are little-endian. The ends (uint64) go to SHARD.index, as datatrove does.
+    Tokens are little-endian. The ends, counted in tokens (uint64), go to SHARD.index, as datatrove does.
     `lk.TokenDataset("DEST/*.bin", length=..., dtype=...)` reads windows of tokens. `lk.DocumentDataset("DEST/*.bin",
     dtype=...)` reads documents. A sample is a document: text, tokens (a list, array or tensor (T,)), or a dict with one
     of these.
 
     Args:
         dtype: "uint16" or "uint32".
-        end_token: The token to append to each document. None: none.
+        end_token: The token to append to each document; None appends none.
         tokenizer: From text to tokens. Default: the UTF-8 bytes.
-        field: The field to write, for dict samples with several fields.
+        field: Name of the field to write, for dict samples with several fields.
 
     Examples:
         >>> manifest = lk.write_shards(["ab", "c"], "shards", format=lk.TokenFormat(end_token=256))

@@ -1,1 +1,1 @@
-"""Rows of records: conversations, preference pairs and documents as token ids, and the files that rows name."""
+"""Datasets of records: conversations, preference pairs and documents as token ids, and media files that rows name."""

@@ -1,4 +1,4 @@
-"""Conversations as token ids and labels, made when they are read."""
+"""Conversations as token ids and labels, tokenized when a sample is read."""
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
@@ -23,19 +23,20 @@ TooLong = Literal["error", "truncate_right", "truncate_left", "truncate_turns"]
 class ChatDataset(RowDataset):
     """Conversations, rendered by a chat template and tokenized in the workers.
 
-    A sample is a dict: `input_ids` (T,) int64, and `labels` (T,) int64, which are the ids to train on and -100 elsewhere. Models of
-    `transformers` shift labels themselves. The first label is always -100, as nothing comes before it.
+    A sample is a dict: `input_ids` (T,) int64, and `labels` (T,) int64: the token ids to train on, and -100 elsewhere.
+    Models of `transformers` shift labels themselves. The first label is always -100, as nothing comes before it.
 
     A record has one of these layouts:
 
     - `messages` or `conversations`: a list of dicts with `role` and `content`, or with `from` and `value` (ShareGPT).
     - `instruction`, `output`, and perhaps `input`, `system`, `history` (Alpaca). The input follows the instruction on a new line.
 
-    With `pictures`, a message's content may have parts: `{"type": "text", "text": "..."}`, and `{"type": "image", "image": "a.png"}` or
-    `{"type": "image_url", "image_url": {"url": ...}}`. A part of a picture without a file takes the next one of the record's `images`.
-    The sample then also has `"images"`, a list of tensors (3, H, W) uint8, and the row a placeholder for each of their tokens.
-    `measure_lengths(dataset)` reads only the headers of pictures. `ChatCollate(images=patches)` makes batches, and so does
-    `PackCollate(..., fields={"labels": -100, "images": patches})` for a `PackPlan`.
+    With `pictures`, a message's content may have parts: `{"type": "text", "text": "..."}`, and `{"type": "image",
+    "image": "a.png"}` or `{"type": "image_url", "image_url": {"url": ...}}`. A part of type "image" without a file
+    stands for the next one of the record's `images`. The sample then also has `"images"`, a list of tensors (3, H, W)
+    uint8, and its `input_ids` have a placeholder for each token of a picture. `measure_lengths(dataset)` reads only the
+    headers of pictures. `ChatCollate(images=patches)` makes batches, and so does `PackCollate(..., fields={"labels":
+    -100, "images": patches})` for a `PackPlan`.
 
     A record may also have `tools`, a list of JSON schemas or the JSON of one, and `chat_template_kwargs`.
 
@@ -45,22 +46,25 @@ class ChatDataset(RowDataset):
     Args:
         source: Records by index: any dataset, a list, or a `datasets.Dataset`.
         tokenizer: A tokenizer of the package `transformers`.
-        columns: The data's own names of columns: {"messages": "dialog"}.
-        roles: Roles of the data, and what the template calls them: {"bot": "assistant"}. Added to the usual ones.
-        train_on: "assistant": all answers. "last": the last answer. "all": all tokens. "none": a sample is a prompt to generate from. It
-            has `input_ids` alone: the conversation without its last answer, with the header of an answer.
-        max_length: The most tokens of a sample.
-        too_long: What happens to a longer one. "error": reading it fails; `BadSamples` or a plan may leave it out.
-            "truncate_right" and "truncate_left" cut tokens at that end; a picture that does not fit as a whole is left out.
-            "truncate_turns" leaves out the last messages with their pictures: it ends with the last answer that fits.
+        columns: Names of columns in the data, by standard name: {"messages": "dialog"}.
+        roles: The template's names of roles, by name in the data: {"bot": "assistant"}. Added to the usual ones.
+        train_on: "assistant": all answers. "last": the last answer. "all": all tokens. "none": a sample is a prompt to
+            generate from. It has only `input_ids`: the conversation without a final answer, and then the header of an
+            answer.
+        max_length: Largest number of tokens in a sample; None for any.
+        too_long: What happens to a longer sample. "error": reading it fails; `BadSamples` or a plan may leave it out.
+            "truncate_right" and "truncate_left" cut tokens at that end; a picture that does not fit as a whole is left
+            out. "truncate_turns" leaves out the last messages with their pictures: it ends with the last answer that
+            fits.
         tools: JSON schemas or functions, for conversations without tools of their own.
         chat_template: Instead of the tokenizer's: a Jinja template, or a name if the tokenizer has several.
         template_values: Variables of the template: {"enable_thinking": False}.
-        date: The day that templates write which ask for today's date. They need it, as a resumed run must see the same tokens.
+        date: The date for templates that write today's date. It is required for them, because a resumed run must see
+            the same tokens.
         pictures: How pictures are read, and the token that the template writes for each.
 
     Raises:
-        TypeError: If the source or the tokenizer is something else.
+        TypeError: If the source or the tokenizer is of another type.
         ValueError: If a setting is wrong. When a sample is read: if it has none of the layouts, is empty or too long, or has
             an unknown role or no text. Also if the template refuses it, or if nothing of it is left to train on.
 

@@ -1,4 +1,4 @@
-"""From a record to its row of tokens: what the encoders of conversations, pairs and documents have in common."""
+"""Turn a record into a row of tokens: what the encoders of conversations, pairs and documents share."""
 
 import functools
 from abc import ABC, abstractmethod
@@ -27,7 +27,7 @@ Cut = Literal["error", "truncate_right", "truncate_left"]
 
 
 class EncodedDataset(NamedRows[Sample]):
-    """Records with an encoder that has a fingerprint of its own."""
+    """Records with an encoder as the transform. The encoder's settings are part of the dataset's fingerprint."""
 
     def fingerprint(self) -> str:
         """Return a digest of the source, the tokenizer, the template and all settings."""
@@ -40,14 +40,14 @@ class EncodedDataset(NamedRows[Sample]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowSettings:
-    """What each dataset of rows is told: where the fields of a record are, how long a row may be, and how pictures are read.
+    """The settings that all datasets of rows share: names of columns, length of a row, and pictures.
 
     Args:
         owner: The dataset's name, for messages.
-        columns: The fields of a record.
-        max_length: The most tokens of a row; None for any.
-        too_long: What happens to a longer one.
-        placeholders: Puts pictures into rows; None if there are none.
+        columns: Finds the fields of a record.
+        max_length: Largest number of tokens in a row; None for any.
+        too_long: What happens to a longer row.
+        placeholders: Puts pictures into rows; None for data without pictures.
     """
 
     owner: str
@@ -68,10 +68,12 @@ class RowSettings:
         cuts: Sequence[str],
         placeholders: Placeholders | None,
     ) -> "RowSettings":
-        """Return what a user's arguments say; `known` are the columns, and `cuts` the values of `too_long`.
+        """Check a user's arguments, and return them as settings.
+
+        `known` are the standard names of columns, and `cuts` the allowed values of `too_long`.
 
         Raises:
-            ValueError: If one of them is out of range.
+            ValueError: If an argument is out of range.
         """
         check_cut(owner, max_length, too_long, cuts)
         return cls(
@@ -85,7 +87,7 @@ class RowSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowEncoder(ABC):
-    """A function from a record to its row of tokens, or to several, with labels and pictures."""
+    """A function from a record to a sample: one row of tokens, or several, with labels and pictures."""
 
     settings: RowSettings
 
@@ -96,39 +98,39 @@ class RowEncoder(ABC):
 
     @property
     def columns(self) -> Columns:
-        """The fields of a record."""
+        """Finds the fields of a record by their standard names."""
         return self.settings.columns
 
     @property
     def placeholders(self) -> Placeholders | None:
-        """What puts pictures into rows; None if there are none."""
+        """Puts pictures into rows; None for data without pictures."""
         return self.settings.placeholders
 
     @abstractmethod
     def read(self, record: object) -> tuple[Any, list[Part]]:
-        """Return the content of a record, and its pictures."""
+        """Return the content of a record in the encoder's own form, and the references of its pictures."""
 
     @abstractmethod
     def row(self, content: Any, sizes: list[tuple[int, int]]) -> tuple[Any, slice]:
-        """Return the row of a content whose pictures have these heights and widths, and which of them are left in it.
+        """Return the row of a content, and which of its pictures are left in the row.
 
-        A subclass may return several rows, for its own `sample`.
+        `sizes` are the pictures' heights and widths. A subclass may return several rows, which its own `sample` takes.
         """
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return digests of all settings that decide the rows."""
+        """Return a string with digests of all settings that affect the rows."""
 
     def sample(self, row: Any) -> dict[str, Any]:
-        """Return the sample of a row, without its pictures."""
+        """Return a row as a sample, without pictures."""
         return labelled(row.ids, row.mask, self.owner)
 
     def length(self, sample: dict[str, Any]) -> int:
-        """Return the tokens that a sample takes in a batch."""
+        """Return the number of tokens that a sample takes in a batch."""
         return len(sample["input_ids"])
 
     def cut(self, row: Row) -> tuple[Row, slice]:
-        """Return a row that is not too long, and which of its pictures are left; raise a ValueError if it may not be cut."""
+        """Return the row, cut if it is too long, and which pictures are left; raise a ValueError for "error"."""
         most = self.settings.max_length
         if most is None or len(row.ids) <= most:
             return row, slice(None)
@@ -145,7 +147,7 @@ class RowEncoder(ABC):
         )
 
     def spread(self, ids: Int64Array, mask: Mask, sizes: list[tuple[int, int]]) -> Row:
-        """Return the row of ids with one placeholder for each picture, and which of them to train on."""
+        """Return the row of token ids (n,) with one placeholder for each picture; `mask` (n,) is what to train on."""
         if self.placeholders is None:
             return Row(ids, mask, np.empty((0, 2), dtype=np.int64))
         return self.placeholders.spread(ids, mask, sizes)
@@ -158,13 +160,13 @@ class RowEncoder(ABC):
         return {**sample, "images": images[left]} if self.placeholders else sample
 
     def count(self, record: object) -> int:
-        """Return the tokens of a record's sample. Of its pictures only the headers are read."""
+        """Return the number of tokens of a record's sample. Only the headers of pictures are read."""
         content, parts = self.read(record)
         row, _ = self.row(content, self.placeholders.measure(parts) if self.placeholders else [])
         return self.length(self.sample(row))
 
     def _pictures(self) -> str:
-        """Return the settings of pictures, to go into a fingerprint."""
+        """Return the settings of pictures for a fingerprint; empty without pictures."""
         return "" if self.placeholders is None else f", {self.placeholders.name}"
 
 
@@ -186,15 +188,15 @@ class _Count:
 
 
 class RowDataset(EncodedDataset[dict[str, Any]]):
-    """Records with a `RowEncoder`."""
+    """Records whose transform is a `RowEncoder`."""
 
     def counted(self) -> EncodedDataset[int]:
-        """Return a dataset of the numbers of tokens: what `measure_lengths` reads instead of the samples."""
+        """Return a dataset whose samples are numbers of tokens; `measure_lengths` reads it instead of this one."""
         return EncodedDataset(self.dataset, _Count(self.transform))  # type: ignore[arg-type]  # it is called as a transform is
 
 
 def records_of(source: object, owner: str) -> Any:
-    """Return a dataset of records, with a fingerprint if it is a `datasets.Dataset`."""
+    """Return a source of records as a dataset. A `datasets.Dataset` is wrapped, which gives it a fingerprint."""
     if is_theirs(source):
         return HFDataset(source)
     if isinstance(source, str | Mapping) or not is_map_style(source):
@@ -206,7 +208,11 @@ def records_of(source: object, owner: str) -> Any:
 
 
 def labelled(ids: Int64Array, mask: Mask, owner: str) -> dict[str, Tensor]:
-    """Return a sample of the ids, with labels where the mask is true."""
+    """Return a sample of token ids (T,), with labels where the mask is true and -100 elsewhere.
+
+    Raises:
+        ValueError: If no token is left to train on. The first one never is.
+    """
     labels = np.where(mask, ids, IGNORED)
     labels[:1] = IGNORED
     if not (labels != IGNORED).any():
@@ -217,14 +223,14 @@ def labelled(ids: Int64Array, mask: Mask, owner: str) -> dict[str, Tensor]:
 
 
 def check_choice(owner: str, name: str, found: str, known: Sequence[str]) -> None:
-    """Raise a ValueError for an unknown setting."""
+    """Raise a ValueError if setting `name` is not one of the `known` values."""
     if found not in known:
         hint = " To drop samples, measure lengths and give too_long='drop' to a plan." if found == "drop" else ""
         raise ValueError(f"{owner}: {name} is {found!r}, wanted one of {', '.join(map(repr, known))}.{hint}")
 
 
 def check_cut(owner: str, max_length: int | None, too_long: str, known: Sequence[str]) -> None:
-    """Raise a ValueError for settings of the length that are out of range."""
+    """Raise a ValueError if `max_length` or `too_long` is out of range, or the two do not fit together."""
     check_choice(owner, "too_long", too_long, known)
     if max_length is not None and (not isinstance(max_length, int | np.integer) or max_length < 2):
         raise ValueError(f"{owner}: max_length is {max_length!r}, wanted an integer of at least 2.")

@@ -1,4 +1,4 @@
-"""What a field of a row may hold for a file: a path below a root, a URL, the bytes, or a decoded picture."""
+"""Read the files that rows name. A field may hold a path below a root, a URL, the bytes, or a decoded picture."""
 
 import base64
 import io
@@ -22,9 +22,9 @@ from loaderkit.files.storage import Storage
 from loaderkit.files.urls import is_remote, stat
 
 _ALLOW = "If the rows may name any file, give outside=True."
-# Schemes that a row may name. Others lead to local files, such as `file` and fsspec's chains "zip::file".
+# URL schemes that a row may use. Others may lead to local files, such as `file` and fsspec's chains "zip::file".
 _REMOTE = re.compile(r"(https?|s3a?|gs|gcs|az|abfss?|hf|memory)://")
-_PIXEL_BYTES, _HEADER_BYTES = 8, 1 << 24  # a larger file has more than `max_pixels`, whatever its format
+_PIXEL_BYTES, _HEADER_BYTES = 8, 1 << 24  # file size limit: bytes per allowed pixel, plus the header
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,9 +33,9 @@ class FileReader:
 
     Args:
         owner: The dataset's name, for messages.
-        root: The folder or URL that relative paths begin from.
+        root: The folder or URL that relative paths are relative to.
         storage: How to reach URLs.
-        outside: Whether rows may name local files outside of the root.
+        outside: Whether rows may name local files outside the root.
         max_pixels: The largest picture to decode, width times height; None for any.
         decoder: What decodes JPEG, as for `ImageFolder`.
     """
@@ -52,13 +52,13 @@ class FileReader:
         check_decoder(self.owner, self.decoder)
 
     def find(self, value: object) -> bytes | str:
-        """Return the bytes in a value, or the path or URL of its file.
+        """Return the file's bytes if the value holds them, else its path or URL.
 
         Args:
             value: A path, a URL, a data URL, the bytes of a file, or a dict of Hugging Face's layout: {"bytes": ..., "path": ...}.
 
         Raises:
-            ValueError: If it is something else, or a path that leaves the root.
+            ValueError: If the value is something else, or a path that leaves the root.
         """
         if isinstance(value, Mapping) and ("bytes" in value or "path" in value):
             value = value["path"] if value.get("bytes") is None else value["bytes"]
@@ -73,11 +73,11 @@ class FileReader:
         return _from_data_url(value) if value.startswith("data:") else self._place(value)
 
     def picture(self, value: Any) -> Tensor:
-        """Return a picture (3, H, W) uint8; pixels that are decoded already come as they are.
+        """Return a picture (3, H, W) uint8. A tensor is returned as it is, a Pillow image is converted to RGB.
 
         Raises:
-            ValueError: If it is no picture, or too large.
-            OSError: If it cannot be read.
+            ValueError: If the value is not a picture, or the picture is too large.
+            OSError: If the file cannot be read.
         """
         if isinstance(value, Tensor):
             if value.ndim != 3 or not value.numel():
@@ -103,7 +103,7 @@ class FileReader:
             return picture_size(file, max_pixels=self.max_pixels, decoder=self.decoder)
 
     def _place(self, name: str) -> str:
-        """Return the path or URL of a name in a row."""
+        """Return the path or URL of a file that a row names; raise a ValueError if it leaves the root."""
         root = os.fspath(self.root)
         if "://" in name:
             if not self.outside and not _REMOTE.match(name):
@@ -116,7 +116,7 @@ class FileReader:
         return f"{root.rstrip('/')}/{name}" if is_remote(root) else str(Path(root, name))
 
     def _open(self, place: str, *, whole: bool = True) -> BinaryIO:
-        """Open a file. Without `whole`, or without a cache, a file that the cache lacks is read by ranges."""
+        """Open a file. Without a cache, or without `whole` if the cache lacks the file, reads are range requests."""
         found = stat(place, self.storage)
         if self.max_pixels is not None and found.size_bytes > self.max_pixels * _PIXEL_BYTES + _HEADER_BYTES:
             raise ValueError(
@@ -128,7 +128,7 @@ class FileReader:
         storage = self.storage or Storage()
         if storage.cache_dir is not None and (whole or storage.has_copy(place, found)):
             return storage.open(place, found)
-        return storage.open_ranges(place, found.size_bytes)  # `open` would ask for the version once more
+        return storage.open_ranges(place, found.size_bytes)  # `open` would request the version again
 
 
 def _from_data_url(url: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Rows whose fields name files of pictures, audio or video, with the files decoded."""
+"""Rows whose fields name pictures, audio or video: each file is decoded in its place."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -22,11 +22,13 @@ Kind = Literal["image", "audio", "video", "parts"]
 
 
 class MediaDataset(NamedRows[dict[str, Any]]):
-    r"""Rows with the pictures, audio and video that their fields name.
+    r"""Rows whose pictures, audio and video, named by fields, are decoded.
 
-    The rows are those of any dataset.
-    A field holds a file or a list of files, each as a path, a URL, a data URL, the file's bytes, or a dict of Hugging Face's layout,
-    {"bytes": ..., "path": ...}. None stays None. Other fields stay as they are. By its kind a field becomes
+    The rows come from any dataset.
+
+    A field holds a file or a list of files, each as a path, a URL, a data URL, the file's bytes, or a dict of Hugging
+    Face's layout, {"bytes": ..., "path": ...}. None stays None. Other fields stay as they are. The kind of a field
+    decides what it becomes:
 
     - "image": a tensor (3, H, W) uint8, as `ImageFolder` decodes it.
     - "audio": a dict with `"waveform"` and `"sample_rate"`, as a sample of `AudioDataset`.
@@ -34,24 +36,26 @@ class MediaDataset(NamedRows[dict[str, Any]]):
     - "parts": content of a chat, or a list of messages with such content. In its parts `{"type": "image", "image": "a.png"}`,
       `{"type": "image_url", "image_url": {"url": "a.png"}}`, and the same for audio and video, the decoded file takes the file's place.
 
-    Relative paths begin from `root`. A path that leaves it ("../a.png", "/a.png") is refused, because rows often come from others. Links
-    in the root are followed. URLs of web servers and object stores are read through `storage`, with its retries and its cache.
+    Relative paths are relative to `root`. A path that leaves it ("../a.png", "/a.png") raises a ValueError, because
+    rows often come from others. Links in the root are followed. URLs of web servers and object stores are read through
+    `storage`, with its retries and its cache.
 
-    A random clip belongs to the sample's own seed. An error names the row, the field and the file; `BadSamples` may skip the row.
+    A random clip is drawn under the sample's own seed. An error names the row, the field and the file; `BadSamples` may
+    skip the row.
 
     Args:
         source: Rows by index: any dataset of dicts, a list, or a `datasets.Dataset`.
         fields: The kind of each field that names files.
         root: The folder or URL of the files: "pictures", "s3://bucket/pictures".
         storage: How to reach URLs, and where to keep copies.
-        outside: Whether rows may name any local file.
+        outside: Whether rows may name local files outside the root.
         max_pixels: The largest picture to decode, width times height; None for any.
         decoder: What decodes JPEG pictures, as for `ImageFolder`.
         audio: Settings of `AudioDataset`: {"clip_s": 2, "sample_rate": 16000}. A row has one clip, so `clips` is not "all".
         video: Settings of `VideoDataset`: {"frames": 8, "fps": 2}.
 
     Raises:
-        TypeError: If the source, or a setting of audio or video, is something else.
+        TypeError: If the source, or a setting of audio or video, is of another type.
         ValueError: If a kind or a setting is wrong. On reading: if a file cannot be decoded, is too large or outside of the root.
         ImportError: If PyAV is missing for audio or video.
 
@@ -91,18 +95,18 @@ class MediaDataset(NamedRows[dict[str, Any]]):
         super().__init__(records_of(source, name), _Loaded(dict(fields), files, clips))
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of the rows, and the decoder of pictures if its pixels may be others than usual."""
+        """Return the rows' fingerprint, with the picture decoder if its pixels may differ from the default's."""
         loaded: Any = self.transform
         return super().fingerprint() + decoder_fingerprint(loaded.files.decoder)
 
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A function from a row to the row with its files."""
+    """A function from a row to the row with its files decoded."""
 
     fields: Mapping[str, Kind]
     files: FileReader
-    clips: Mapping[str, ClipDataset]  # what decodes audio and video
+    clips: Mapping[str, ClipDataset]  # decode audio and video, by kind
 
     @property
     def draws_nothing(self) -> bool:
@@ -140,7 +144,7 @@ class _Loaded:
                 return self.clips[kind].decode(found)
 
     def _parts(self, value: object, place: str) -> Any:
-        """Return the content of a message, or messages, with the files of its parts."""
+        """Return the content of a message, or a list of messages, with the files of its parts decoded."""
         if not is_list(value):
             return value
         made = []
@@ -160,7 +164,7 @@ class _Loaded:
 def _clip_reader(
     owner: str, make: Callable[..., ClipDataset], settings: Mapping[str, object], storage: Storage | None
 ) -> ClipDataset:
-    """Return a dataset without files that has these settings."""
+    """Return a dataset without files that decodes clips with these settings."""
     known = {"clip_s", "clips", "sample_rate", "mono", "max_s", "decoder", "frames", "fps", "stride", "max_pixels"}
     if settings.get("clips") == "all" or not settings.keys() <= known:
         raise ValueError(f"{owner} is {dict(settings)}, wanted settings of a clip, and no clips='all': a row has one.")

@@ -1,4 +1,4 @@
-"""Read the messages of a conversation from a record, in the layouts that chat data comes in."""
+"""Read the messages of a conversation from a record, in one of the usual layouts of chat data."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ ROLES = {
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation: its messages, its tools, and its values for the variables of the template."""
+    """A conversation: its messages, its tools, and its values for variables of the chat template."""
 
     messages: list[Message]
     tools: Sequence[Mapping[str, object]] | None = None
@@ -34,11 +34,11 @@ class Chat:
         return len(self.messages)
 
     def first(self, count: int) -> "Chat":
-        """Return the conversation up to message `count`, without it."""
+        """Return the conversation with only its first `count` messages."""
         return replace(self, messages=self.messages[:count])
 
     def answers(self) -> list[int]:
-        """Return the numbers of the assistant's messages."""
+        """Return the indices of the assistant's messages."""
         return [number for number, message in enumerate(self.messages) if message["role"] == "assistant"]
 
 
@@ -48,7 +48,7 @@ class Columns:
 
     Args:
         known: The standard names.
-        names: The data's own name of a field, by its standard name.
+        names: Names of fields in the data, by standard name; a missing one is the standard name.
         owner: The dataset's name, for messages.
     """
 
@@ -64,7 +64,7 @@ class Columns:
                 )
 
     def checked(self, record: object) -> Mapping[str, object]:
-        """Return a record; raise a ValueError if it is no dict, or lacks a column that the user names."""
+        """Return the record; raise a ValueError if it is not a dict, or lacks a column in `names`."""
         if not isinstance(record, Mapping):
             raise ValueError(f"{self.owner}: a record is of type {type(record).__name__}, wanted a dict.")
         missing = [column for column in self.names.values() if column not in record]
@@ -91,7 +91,7 @@ CHAT_COLUMNS = (
 
 
 def read_chat(record: object, columns: Columns, roles: Mapping[str, str], *, pictures: bool = False) -> Chat:
-    """Return the conversation of a record; with `pictures` its messages may have parts.
+    """Return the conversation of a record. With `pictures`, a message's content may be a list of parts.
 
     Raises:
         ValueError: If the record has none of the layouts, or a message is damaged.
@@ -111,7 +111,7 @@ def read_chat(record: object, columns: Columns, roles: Mapping[str, str], *, pic
 
 
 def with_tools(messages: list[Message], record: Mapping[str, object], columns: Columns) -> Chat:
-    """Return messages with the record's own tools and template values."""
+    """Return a conversation of the messages, with the record's own tools and template values."""
     tools = columns.get(record, "tools")
     if isinstance(tools, str):
         try:
@@ -129,12 +129,12 @@ def with_tools(messages: list[Message], record: Mapping[str, object], columns: C
 
 
 def read_messages(turns: object, roles: Mapping[str, str], owner: str, *, pictures: bool = False) -> list[Message]:
-    """Return messages with `role` and `content` from those of either style; check each.
+    """Return checked messages with `role` and `content`. The input may have `from` and `value` instead (ShareGPT).
 
-    With `pictures`, a content may be a list of parts: texts, and the pictures that a template leaves place for.
+    With `pictures`, a content may be a list of parts: texts, and pictures for which the template writes a placeholder.
 
     Raises:
-        ValueError: If there are none, or one has no known role or no text.
+        ValueError: If there are no messages, or a message has no known role or no text.
     """
     if not is_list(turns):
         raise ValueError(f"{owner}: the messages are of type {type(turns).__name__}, wanted a list of dicts.")
@@ -146,7 +146,7 @@ def read_messages(turns: object, roles: Mapping[str, str], owner: str, *, pictur
 def _message(number: int, turn: object, roles: Mapping[str, str], owner: str, pictures: bool) -> Message:
     if not isinstance(turn, Mapping):
         raise ValueError(f"{owner}: message {number} is of type {type(turn).__name__}, wanted a dict.")
-    message = {key: value for key, value in turn.items() if value is not None}  # Arrow fills in None
+    message = {key: value for key, value in turn.items() if value is not None}  # Arrow adds missing fields as None
     for theirs, ours in (("from", "role"), ("value", "content")):
         if theirs in message and ours not in message:
             message[ours] = message.pop(theirs)
@@ -175,7 +175,7 @@ def _message(number: int, turn: object, roles: Mapping[str, str], owner: str, pi
 
 
 def check_text(text: str, what: str, owner: str) -> None:
-    """Raise a ValueError for a text with half of a character, which JSON can hold and no tokenizer takes."""
+    """Raise a ValueError for a text with half a surrogate pair: JSON can hold one, but tokenizers refuse it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -186,7 +186,7 @@ def check_text(text: str, what: str, owner: str) -> None:
 
 
 def _part(part: Any, place: str) -> object:
-    """Return a checked part without what Arrow fills in: templates ask whether a part has the key "image"."""
+    """Return a checked part without the None fields that Arrow adds: templates test for the key "image"."""
     if is_text(part, place):
         return {"type": "text", "text": part} if isinstance(part, str) else {"type": "text", "text": part["text"]}
     reference(part, place)

@@ -1,4 +1,4 @@
-"""Documents of texts and pictures as rows of token ids, made when they are read."""
+"""Documents of texts and pictures as rows of token ids, tokenized when a sample is read."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,34 +22,35 @@ DOCUMENT_COLUMNS = ("content", "texts", "images")
 class MultimodalDataset(RowDataset):
     """Interleaved documents of texts and pictures as rows of tokens.
 
-    Each is one row, in the order of its parts, made in the workers.
-    A sample is a dict: `input_ids` (T,) int64 with a placeholder for each token of a picture, `labels` (T,) int64 that are the ids and -100
-    at pictures, and `images`, a list of tensors (3, H, W) uint8. `MultimodalCollate` with the same `Patches` makes batches, and so does
+    Each document is one row, in the order of its parts. Rows are made in the workers. A sample is a dict: `input_ids`
+    (T,) int64 with a placeholder for each token of a picture, `labels` (T,) int64: the ids, but -100 at pictures, and
+    `images`, a list of tensors (3, H, W) uint8. `MultimodalCollate` with the same `Patches` makes batches, and so does
     `PackCollate(..., fields={"labels": -100, "images": patches})` for a `PackPlan`.
 
     `measure_lengths(dataset)` counts tokens for plans. It reads only the headers of pictures.
 
     A record has one of these layouts:
 
-    - `texts` and `images`: lists of one length, in which one of both is None at each place (OBELICS).
+    - `texts` and `images`: lists of equal length; at each position at least one of the two is None (OBELICS).
     - `content`: a list of texts and parts: `{"type": "text", "text": "..."}`, `{"type": "image", "image": "a.png"}`, or
       `{"type": "image_url", "image_url": {"url": "a.png"}}` (OpenAI).
 
-    A picture is a file as in `MediaDataset`, or a decoded one. Conversations with pictures: `ChatDataset(pictures=...)`.
+    A picture is a file as in `MediaDataset`, or a decoded picture. For conversations with pictures use
+    `ChatDataset(pictures=...)`.
 
     Args:
         source: Records by index: any dataset, a list, or a `datasets.Dataset`.
         tokenizer: A tokenizer of the package `transformers`, or any function from a text to ids. Each text is tokenized by itself,
             without special tokens.
         pictures: How pictures are read, and the tokens that stand for them.
-        columns: The data's own names of columns: {"content": "parts"}.
-        end: A token after each document: its text, or its id.
-        max_length: The most tokens of a row.
-        too_long: What happens to a longer one. "error": reading it fails; `BadSamples` or a plan may leave it out. "truncate_right" and
-            "truncate_left" cut it at that end. A picture that does not fit as a whole is left out.
+        columns: Names of columns in the data, by standard name: {"content": "parts"}.
+        end: A token to append to each document: its text, or its id; None appends none.
+        max_length: Largest number of tokens in a row; None for any.
+        too_long: What happens to a longer row. "error": reading it fails; `BadSamples` or a plan may leave it out.
+            "truncate_right" and "truncate_left" cut it at that end. A picture that does not fit as a whole is left out.
 
     Raises:
-        TypeError: If the source or the tokenizer is something else.
+        TypeError: If the source or the tokenizer is of another type.
         ValueError: If a setting is wrong. When a sample is read: if it has none of the layouts, is empty or too long, a part is of
             another type, a picture cannot be read, or nothing is left to train on.
 
@@ -104,7 +105,7 @@ class _Encoder(RowEncoder):
     """The encoder of documents."""
 
     tokenizer: Callable[..., Any]
-    picture: tuple[int, ...]  # the ids that stand for one
+    picture: tuple[int, ...]  # the ids that stand for one picture
     end: int | None
 
     @property
@@ -112,7 +113,7 @@ class _Encoder(RowEncoder):
         return self._is_theirs() or draws(self.tokenizer) is Draws.NOTHING
 
     def read(self, record: object) -> tuple[list[str | None], list[Part]]:
-        """Return the texts, with None for each picture, and the pictures."""
+        """Return the document's parts, texts or None for a picture, and the references of its pictures."""
         record = self.columns.checked(record)
         content = self.columns.get(record, "content")
         content = self._side_by_side(record) if content is None else content

@@ -10,7 +10,7 @@ from loaderkit.seeding.sample_seeds import part_of_batch, per_sample
 
 
 class NamedRows(MapDataset[Sample]):
-    """A MapDataset. A ValueError or OSError of its transform says in which file and row of the source the sample is."""
+    """A MapDataset. A ValueError or OSError that its transform raises names the source's file and row."""
 
     def __getitem__(self, index: int) -> Sample:
         check_index(self, index)
@@ -31,10 +31,10 @@ class NamedRows(MapDataset[Sample]):
 
 @contextmanager
 def naming(place: str | Callable[[], object]) -> Iterator[None]:
-    """Name a place in errors that are raised inside: an OSError stays one, with its cause, so that it may be tried again.
+    """Prefix errors that are raised inside with a place. An OSError stays an OSError, so that it can be retried.
 
     Args:
-        place: The place, or a function that returns it. A message that has it already stays as it is.
+        place: The text to prefix, or a function that returns it. A text is left out if the message has it already.
     """
     try:
         yield

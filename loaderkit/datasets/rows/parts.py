@@ -1,11 +1,11 @@
-"""The parts that documents and messages are made of: texts, and references to files."""
+"""The parts of documents and messages: texts, and references to files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
 
-Part = tuple[str, Any]  # the place in the row, for messages; and the reference of a file
+Part = tuple[str, Any]  # where the part is in its row, for error messages; reference of a file
 
 
 def is_list(value: object) -> TypeGuard[Sequence[Any]]:
@@ -17,7 +17,7 @@ def is_text(part: object, place: str) -> bool:
     """Return whether a part is text: a string, or {"type": "text", "text": "..."}.
 
     Raises:
-        ValueError: If it is neither a string nor a dict, or its text is none.
+        ValueError: If the part is neither a string nor a dict, or its text is not a string.
     """
     if isinstance(part, str):
         return True
@@ -31,10 +31,10 @@ def is_text(part: object, place: str) -> bool:
 
 
 def reference(part: Mapping[str, object], place: str, kinds: Sequence[str] = ("image",)) -> tuple[str, Any]:
-    """Return the kind of a part that is no text, and the reference of its file; None if it has none.
+    """Return the kind of a part that is not text, and its file's reference, which is None if the part has none.
 
     Raises:
-        ValueError: If it has another type.
+        ValueError: If the part's type is none of `kinds`.
     """
     for kind in kinds:
         if part.get("type") in (kind, f"{kind}_url"):
@@ -54,11 +54,11 @@ def text_of(content: Any) -> str:
 
 
 def pictures_of(messages: Sequence[Mapping[str, object]], listed: object) -> list[Part]:
-    """Return the pictures of a conversation in their order.
+    """Return the references of a conversation's pictures, in order.
 
     Args:
-        messages: Parts of pictures hold the reference of a file, or stand for the next picture of the record.
-        listed: The pictures of the record; one, a list, or None.
+        messages: A picture's part holds the reference of a file, or stands for the next picture in `listed`.
+        listed: The record's own pictures: one, a list, or None. Those that no part stands for come last.
     """
     given = [] if listed is None else list(listed) if is_list(listed) else [listed]
     rest = iter([(f"picture {number} of the record", file) for number, file in enumerate(given)])

@@ -1,4 +1,4 @@
-"""The pictures of a row of tokens: what each costs, which tokens stand for it, and where the row may be cut."""
+"""The pictures of a row of tokens: how many tokens each takes, which stand for it, and where a row may be cut."""
 
 import dataclasses
 import os
@@ -21,34 +21,35 @@ T = TypeVar("T")
 
 
 class CountsTokens(Protocol):
-    """Says what a picture costs, as `Patches` does."""
+    """Says how many tokens a picture takes, as `Patches` does."""
 
     def tokens_of(self, height: int, width: int) -> int:
-        """Return the tokens of a picture of this size."""
+        """Return the number of tokens of a picture of this size in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
     """How datasets read pictures, and which tokens stand for them.
 
-    For `MultimodalDataset`, `ChatDataset` and `PreferenceDataset`.
-    The row has one placeholder for each token that the model makes of a picture. Labels are -100 there. A row is never cut inside of a
-    picture, nor between a picture and its `before` or `after`.
+    For `MultimodalDataset`, `ChatDataset` and `PreferenceDataset`. The row has one placeholder for each token that the
+    model makes of a picture. Labels are -100 there. A row is never cut inside a picture, nor between a picture and its
+    `before` or `after`.
 
     Args:
-        patches: Says what a picture costs: the `Patches` that collate the pictures, or any object with
+        patches: Says how many tokens a picture takes: the `Patches` that collate the pictures, or any object with
             `tokens_of(height, width)`.
-        placeholder: The token that stands for a picture, its text or its id. A chat template writes it once for each picture.
+        placeholder: The token that stands for a picture: its text or its id. A chat template writes it once for each
+            picture.
         before: A token before each picture. `MultimodalDataset` writes it; a chat template does so itself.
         after: A token after each picture.
-        root: The folder or URL that relative paths begin from, as for `MediaDataset`.
+        root: The folder or URL that relative paths are relative to, as for `MediaDataset`.
         storage: How to reach URLs, and where to keep copies.
-        outside: Whether rows may name any local file.
+        outside: Whether rows may name local files outside the root.
         max_pixels: The largest picture to decode, width times height; None for any.
         decoder: What decodes JPEG, as for `ImageFolder`.
 
     Raises:
-        ValueError: If max_pixels is out of range.
+        ValueError: If `max_pixels` or `decoder` is out of range.
 
     Examples:
         >>> pictures = lk.Pictures(lk.Patches(size=14, merge=2), placeholder=256, root="pictures")
@@ -72,7 +73,7 @@ class Pictures:
         self.reader("Pictures")
 
     def reader(self, owner: str) -> FileReader:
-        """Return what reads the files."""
+        """Return the reader of the pictures' files. `owner` is the dataset's name, for messages."""
         return FileReader(
             owner=owner,
             root=self.root,
@@ -83,7 +84,7 @@ class Pictures:
         )
 
     def fingerprint(self) -> str:
-        """Return the settings that decide the tokens, and the decoder if its pixels may be others than usual."""
+        """Return the settings that affect tokens, and the decoder if its pixels may differ from the default's."""
         cost = repr(self.patches) if dataclasses.is_dataclass(self.patches) else type(self.patches).__qualname__
         return (
             f"pictures of {cost} as {self.before}, {self.placeholder}, {self.after}{decoder_fingerprint(self.decoder)}"
@@ -91,14 +92,14 @@ class Pictures:
 
 
 class Row(NamedTuple):
-    """A row of token ids (n,), which of them to train on (n,), and the spans of its pictures (P, 2): start and end."""
+    """A row of token ids (n,), a mask of those to train on (n,) bool, and start and end of its P pictures (P, 2)."""
 
     ids: Int64Array
     mask: Any
     spans: Int64Array
 
     def kept(self, length: int, too_long: str) -> tuple["Row", slice]:
-        """Return the row cut to at most `length` tokens at an end, never inside a picture, and which pictures are left."""
+        """Return the row cut to at most `length` tokens, never inside a picture, and which pictures are left."""
         start, stop = (len(self.ids) - length, len(self.ids)) if too_long == "truncate_left" else (0, length)
         for low, high in self.spans.tolist():
             if low < start < high:
@@ -116,10 +117,10 @@ class Placeholders:
     Args:
         owner: The dataset's name, for messages.
         files: Reads the pictures.
-        patches: Says what a picture costs.
+        patches: Says how many tokens a picture takes.
         placeholder: The id that stands for each token of a picture.
         around: The ids before and after a picture; None for no such token.
-        name: The settings, for a fingerprint.
+        name: The settings as a string, for a fingerprint.
     """
 
     owner: str
@@ -131,7 +132,7 @@ class Placeholders:
 
     @classmethod
     def of(cls, pictures: Pictures, tokenizer: Any, owner: str) -> "Placeholders":
-        """Return what a user's settings say; raise a ValueError if the tokenizer lacks one of the tokens."""
+        """Return the placeholders for a user's settings; raise a ValueError if the tokenizer lacks a token."""
         before, placeholder, after = (
             id_of(token, tokenizer, owner) for token in (pictures.before, pictures.placeholder, pictures.after)
         )
@@ -147,7 +148,7 @@ class Placeholders:
         )
 
     def decode(self, parts: Sequence[Part]) -> list[Tensor]:
-        """Return pictures (3, H, W) uint8."""
+        """Read the pictures, and return each as (3, H, W) uint8."""
         return [self._named(self.files.picture, part) for part in parts]
 
     def measure(self, parts: Sequence[Part]) -> list[tuple[int, int]]:
@@ -155,11 +156,11 @@ class Placeholders:
         return [self._named(self.files.size, part) for part in parts]
 
     def spread(self, ids: Int64Array, mask: object, sizes: Sequence[tuple[int, int]]) -> Row:
-        """Return a row with as many placeholders as each picture has tokens, for ids (n,) with one for each picture.
+        """Return a row in which each picture's placeholder is repeated for each of its tokens.
 
         Args:
-            ids: The ids.
-            mask: Which of them to train on (n,).
+            ids: Token ids (n,) with one placeholder for each picture.
+            mask: Which of the ids to train on (n,).
             sizes: Heights and widths of the pictures.
 
         Raises:
@@ -195,7 +196,7 @@ class Placeholders:
 
 
 def id_of(token: str | int | None, tokenizer: object, owner: str) -> int | None:
-    """Return the id of a token that is given as text or as id; raise a ValueError if the tokenizer does not know it."""
+    """Return the id of a token given as text or id; raise a ValueError if the tokenizer lacks the text."""
     if not isinstance(token, str):
         return token
     known = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}

@@ -15,7 +15,7 @@ from loaderkit.datasets.rows.pictures import Pictures, Placeholders, Row
 from loaderkit.datasets.rows.template import ChatTemplate, common_prefix
 from loaderkit.system.digests import digest
 
-Answers = list[tuple[list[int], int]]  # of each answer: the ids of the prompt with it, and where it begins
+Answers = list[tuple[list[int], int]]  # for each answer: ids of the prompt and the answer, and where the answer begins
 
 PREFERENCE_COLUMNS = ("prompt", "chosen", "rejected", "tools", "chat_template_kwargs")
 
@@ -23,16 +23,17 @@ PREFERENCE_COLUMNS = ("prompt", "chosen", "rejected", "tools", "chat_template_kw
 class PreferenceDataset(RowDataset):
     """Pairs of a chosen and a rejected answer, for DPO and reward models.
 
-    They are tokenized in the workers, when they are read.
-    A sample is a dict with `chosen` and `rejected`. Each is a dict as a ChatDataset's sample: `input_ids` (T,) int64 of the prompt and
-    the answer, and `labels` (T,) int64 with -100 at the prompt. `ChatCollate` puts both into one batch. `measure_lengths(dataset)` counts a
-    pair as twice its longer side.
+    They are tokenized in the workers, when they are read. A sample is a dict with `chosen` and `rejected`. Each is a
+    dict like a ChatDataset's sample: `input_ids` (T,) int64 of the prompt and the answer, and `labels` (T,) int64 with
+    -100 at the prompt. `ChatCollate` puts both into one batch. For `measure_lengths(dataset)`, a pair has twice the
+    tokens of its longer side.
 
     A record has `chosen` and `rejected`, and perhaps `prompt`, `tools` and `chat_template_kwargs`:
 
-    - Lists of messages are rendered by the chat template. Without a prompt it is the messages that both begin with.
-    - Texts are tokenized as they are, and end with the tokenizer's `eos_token`. Without a prompt it is the text that both begin with. A
-      token across the border belongs to the answer.
+    - Lists of messages are rendered by the chat template. Without `prompt`, the messages that both answers begin with
+      are the prompt.
+    - Texts are tokenized as they are, and end with the tokenizer's `eos_token`. Without `prompt`, the text that both
+      answers begin with is the prompt. A token that crosses the prompt's end belongs to the answer.
 
     With `pictures`, the prompt may have pictures, as for ChatDataset; in a text the placeholder stands for each of the record's `images`.
     Both answers share them: the sample has `"images"` once, a list of tensors (3, H, W) uint8.
@@ -40,11 +41,12 @@ class PreferenceDataset(RowDataset):
     Args:
         source: Records by index: any dataset, a list, or a `datasets.Dataset`.
         tokenizer: A tokenizer of the package `transformers`.
-        columns: The data's own names of columns: {"chosen": "better"}.
+        columns: Names of columns in the data, by standard name: {"chosen": "better"}.
         roles: As for ChatDataset.
-        max_length: The most tokens of a prompt with an answer.
-        too_long: What happens to a longer one: an error, or a cut at the right or left end. On the left, both answers of a pair with
-            pictures lose the same part of their prompt; a picture that does not fit as a whole is left out.
+        max_length: Largest number of tokens in a prompt with an answer; None for any.
+        too_long: What happens to a longer one: an error, or a cut at the right or left end. On the left, both answers
+            of a pair with pictures lose the same part of their prompt; a picture that does not fit as a whole is left
+            out.
         tools: As for ChatDataset.
         chat_template: As for ChatDataset.
         template_values: As for ChatDataset.
@@ -52,7 +54,7 @@ class PreferenceDataset(RowDataset):
         pictures: As for ChatDataset.
 
     Raises:
-        TypeError: If the source or the tokenizer is something else.
+        TypeError: If the source or the tokenizer is of another type.
         ValueError: If a setting is wrong. When a sample is read: if a column is missing, both answers are the same, or one is empty, too
             long or damaged, or has a picture.
 
@@ -110,7 +112,7 @@ class PreferenceDataset(RowDataset):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Encoder(RowEncoder):
-    """The encoder of pairs: of a row for each answer."""
+    """The encoder of pairs. It makes two rows, one for each answer."""
 
     draws_nothing: ClassVar[bool] = True
 
@@ -174,7 +176,7 @@ class _Encoder(RowEncoder):
     def _split(
         self, prompt: object, chosen: object, rejected: object
     ) -> tuple[list[Message], list[Message], list[Message]]:
-        """Return the messages of the prompt and of both answers."""
+        """Return the messages of the prompt, of the chosen answer and of the rejected one."""
         better, worse = self._messages(chosen), self._messages(rejected)
         self._check_differ(better, worse)
         if prompt is None or isinstance(prompt, str):

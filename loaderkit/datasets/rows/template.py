@@ -1,7 +1,8 @@
 """Render a conversation with a chat template of `transformers`, and find the tokens of its answers.
 
-A template with `{% generation %}` blocks marks the answers itself. For any other, the conversation is also rendered up to each
-answer and after it. The token ids of both must begin those of the whole: then the model is trained on what it will see.
+A template with `{% generation %}` blocks marks the answers itself. With any other template, the conversation is also
+rendered up to each answer, and up to the answer's end. The token ids of both must be prefixes of the whole
+conversation's ids: then the model is trained on what it will see at inference.
 """
 
 import datetime
@@ -32,14 +33,14 @@ _SHOWN = 40  # characters of a text in an error
 class Rendered(NamedTuple):
     """A whole conversation as a template writes it.
 
-    A border is a special token that the tokenizer cuts the text at, before it looks at anything else: its place among the ids, and
-    where it begins and ends in the text. What comes after it does not change the ids before it.
+    A border is a special token at which the tokenizer splits the text first, so text after a border does not change the
+    ids before it. It is given as its index among the ids, and its start and end in the text.
     """
 
     chat: Chat
     text: str
     ids: list[int]
-    borders: list[tuple[int, int, int]]  # none of a slow tokenizer, which cannot place tokens in the text
+    borders: list[tuple[int, int, int]]  # empty for a slow tokenizer, which cannot locate tokens in the text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +52,8 @@ class ChatTemplate:
         tokenizer: A tokenizer of `transformers`.
         template: A template, or the name of one of the tokenizer's; None for the tokenizer's own.
         tools: JSON schemas, or functions to make them from, for conversations without their own.
-        values: What the template gets as variables.
-        date: What `strftime_now` writes.
+        values: Variables for the template.
+        date: The date that `strftime_now` writes.
         needed: Whether a tokenizer without a template is an error.
     """
 
@@ -83,17 +84,17 @@ class ChatTemplate:
             self._source(None)
 
     def render(self, chat: Chat, *, prompt: bool = False) -> str:
-        """Return the text of a conversation, with `prompt` also the header of an answer."""
+        """Return the text of a conversation. With `prompt`, the header of an answer follows."""
         text: str = self._apply(chat, tokenize=False, add_generation_prompt=prompt)
         return text
 
     def tokens(self, text: str) -> list[int]:
-        """Return the ids of a rendered text, which has its special tokens."""
+        """Return the ids of a rendered text, which already contains its special tokens."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
     def prompt(self, chat: Chat) -> Int64Array:
-        """Return the ids (n,) of a conversation up to its next answer, with the header of that; a last answer is left out."""
+        """Return the ids (n,) of a conversation and the header of its next answer. A final answer is left out."""
         asked = chat.first(len(chat) - (chat.messages[-1]["role"] == "assistant"))
         if not len(asked):
             raise ValueError(f"{self.owner}: the conversation is an answer alone, wanted a message before it.")
@@ -116,7 +117,7 @@ class ChatTemplate:
         return frozenset(number for number, token in added if not (token.normalized or token.single_word))
 
     def encode(self, chat: Chat, train_on: TrainOn) -> tuple[Int64Array, Mask]:
-        """Return the ids (n,) of a conversation, and which of them to train on.
+        """Return the ids (n,) of a conversation, and a mask (n,) bool of those to train on.
 
         Raises:
             ValueError: If the template refuses the conversation, or its answers cannot be told from the rest.
@@ -145,7 +146,7 @@ class ChatTemplate:
         """Return where message `answer` begins among the ids of the whole conversation.
 
         Raises:
-            ValueError: If the ids of the prompt do not begin the whole; it ends with the way out.
+            ValueError: If the ids of the prompt are not a prefix of the whole. The message ends with `way_out`.
         """
         if not answer:
             raise ValueError(
@@ -173,7 +174,7 @@ class ChatTemplate:
         return same
 
     def _part_tokens(self, text: str, whole: Rendered) -> list[int]:
-        """Return the ids of a text. If it begins the whole, only what follows its last border is tokenized again."""
+        """Return the ids of a text. If it is a prefix of the whole, it is tokenized only from its last border on."""
         if whole.text.startswith(text):
             for place, begin, end in reversed(whole.borders):
                 if end <= len(text):
@@ -181,14 +182,14 @@ class ChatTemplate:
         return self.tokens(text)
 
     def _is_whole(self, message: Message, ids: list[int], rest: list[int]) -> bool:
-        """Return whether the ids have the answer and the end of its turn, and the rest is what ends a whole text, such as <eos>."""
+        """Return whether `ids` have the whole answer and its end of turn, and `rest` just ends a text (<eos>)."""
         answer = text_of(message.get("content")).strip()
         return set(rest) <= set(self.tokenizer.all_special_ids) and not (
             answer and self.tokenizer.decode(ids).rstrip().endswith(answer)
         )
 
     def _differs(self, text: str, whole: Rendered, what: str, way_out: str) -> ValueError:
-        """Return the error that says why a part of the conversation does not begin the whole."""
+        """Return the error that says why a part's ids are not a prefix of the whole conversation's."""
         same = common_prefix(whole.text, text)
         if same < len(text):
             why = f"{what} is rendered otherwise alone: {_at(text, same)}, in the whole {_at(whole.text, same)}"
@@ -226,14 +227,14 @@ class ChatTemplate:
         return fixed
 
     def fingerprint(self) -> str:
-        """Return digests of the tokenizer, and of all that shapes the text."""
+        """Return digests of the tokenizer, and of all settings that affect the rendered text."""
         shape = [self.tokenizer.chat_template, self.template, self.tools, dict(self.values), self.date]
         shape.append(self.tokenizer.special_tokens_map)
         return f"tokenizer {tokenizer_digest(self.tokenizer)}, template {_digest(shape)}"
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """Return a digest of what decides the ids of a tokenizer of `transformers`."""
+    """Return a digest of what determines the ids of a `transformers` tokenizer."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return _digest(sorted(tokenizer.get_vocab().items()))
@@ -247,15 +248,15 @@ def _digest(value: object) -> str:
 
 
 def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
-    """Return how many items two sequences have in common at their start."""
+    """Return the length of the longest common prefix of two sequences."""
     shorter = min(len(left), len(right))
     if left[:shorter] == right[:shorter]:
-        return shorter  # without a look at each item
+        return shorter  # faster than comparing item by item
     return next((place for place in range(shorter) if left[place] != right[place]), shorter)
 
 
 def _last_run(mask: Mask) -> Mask:
-    """Return the mask with its last run of true values alone."""
+    """Return the mask (n,) with only its last run of true values."""
     gaps = np.flatnonzero(mask[:-1] < mask[1:])
     run = mask.copy()
     run[: gaps[-1] + 1 if len(gaps) else 0] = False
@@ -267,7 +268,7 @@ def _at(text: str, place: int) -> str:
 
 
 def _schema(tool: object) -> object:
-    """Return a tool's JSON schema. A function would have to be pickled."""
+    """Return a tool's JSON schema. The schema can be pickled; the function might not."""
     if not callable(tool):
         return tool
     from transformers.utils import get_json_schema

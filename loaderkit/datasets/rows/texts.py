@@ -1,4 +1,4 @@
-"""Tokenized texts in memory, end to end; a sample is a span of tokens."""
+"""Tokenized texts in one array in memory. A sample is a span of tokens."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
@@ -38,7 +38,7 @@ class TokenSpans:
         return [self[index] for index in indices]
 
     def read_batch(self, indices: Int64Array) -> dict[str, Any]:
-        """Return the tokens end to end, and the labels (B,)."""
+        """Return a batch: the tokens as a `Ragged`, and the labels (B,) if there are any."""
         starts, sizes = self.starts[indices], self.sizes[indices]
         parts = [self.flat[start:end] for start, end in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
         offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]))
@@ -55,7 +55,7 @@ class TokenSpans:
         return f"tokens {digest(self.flat)}, {digest(self.starts)}, {digest(self.sizes)}{labels}"
 
     def digests(self) -> list[str]:
-        """Return a digest of each span's tokens."""
+        """Return a digest of each span's tokens: N strings of 32 hexadecimal digits."""
         ends = self.starts + self.sizes
         return [
             hashlib.blake2b(self.flat[start:end].tobytes(), digest_size=16).hexdigest()
@@ -63,17 +63,17 @@ class TokenSpans:
         ]
 
     def take(self, indices: Int64Array) -> "TokenSpans":
-        """Return some of the spans, copied end to end."""
+        """Return the spans at `indices` (B,), copied one after another into a new array."""
         parts = [self[index]["tokens"] for index in indices.tolist()]
         flat = np.concatenate([self.flat[:0], *parts])
         return end_to_end(flat, self.sizes[indices], None if self.labels is None else self.labels[indices])
 
     def cut_short(self, length: int) -> "TokenSpans":
-        """Return the spans cut off after `length` tokens."""
+        """Return the spans truncated to at most `length` tokens."""
         return TokenSpans(self.flat, self.starts, np.minimum(self.sizes, length), self.labels)
 
     def cut_up(self, length: int) -> "TokenSpans":
-        """Return the spans in pieces of at most `length` tokens; each piece starts with the last token of the one before.
+        """Return the spans cut into pieces of at most `length` tokens. Consecutive pieces share one token.
 
         So each token, except for a span's first, is the next-token target in exactly one piece.
         """
@@ -92,7 +92,7 @@ class TokenSpans:
 
 
 def end_to_end(flat: Tokens, sizes: Int64Array, labels: Int64Array | None) -> TokenSpans:
-    """Return spans that follow each other in `flat`."""
+    """Return spans of these sizes (N,) that follow each other in `flat`."""
     return TokenSpans(flat, np.cumsum(sizes) - sizes, sizes, labels)
 
 
@@ -113,7 +113,7 @@ def tokenize(
         end_token: Appended to each text.
 
     Raises:
-        ValueError: If a text is not a string, or its tokens are not integers of the vocabulary.
+        ValueError: If a text is not a string, or its tokens are not integers from 0 to vocab_size - 1.
     """
     dtype = np.min_scalar_type(max(vocab_size - 1, 0))
     parts, sizes = [np.empty(0, dtype)], []

@@ -1,1 +1,1 @@
-"""Shards with an index: lines, CSV, NumPy arrays, tokens."""
+"""Datasets over indexed shards: JSON lines, CSV, NumPy arrays, tokens, safetensors, ArrayRecord."""

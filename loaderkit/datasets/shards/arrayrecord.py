@@ -16,7 +16,7 @@ from loaderkit.system.arrays import Int64Array
 
 _ERRORS = (RuntimeError, ValueError, OSError, IndexError)
 _UNKNOWN = "the library gives no reason"
-# For reads of single records: nothing is read ahead, and the library starts no threads.
+# Options for random access: the library reads nothing ahead and starts no threads.
 _OPTIONS: dict[str, object] = {
     "options": "readahead_buffer_size:0,max_parallelism:0",
     "file_reader_buffer_size": 1 << 15,
@@ -26,13 +26,15 @@ _OPTIONS: dict[str, object] = {
 class ArrayRecordDataset(ShardedDataset):
     """The records of ArrayRecord files: bytes, which a `transform` decodes.
 
-    The records of a batch are read by one sorted request for each file. Files with a `group_size` above 1 decode a whole group for each
-    request that touches it. The library's readers do not live through a fork, so a Loader starts the workers by "spawn".
+    The records of a batch are read by one sorted request for each file. In files with a `group_size` above 1, each
+    request decodes the whole group of a record. The library's readers do not survive a fork, so a Loader starts its
+    workers by "spawn".
 
     Args:
         urls: A path, folder, glob or URL, or a list of them. Remote files need a cache.
         transform: Called with each record; its result replaces the record.
-        index_dir: Folder of the index files, which have the numbers of records. None: LOADERKIT_INDEX_DIR, else ~/.cache/loaderkit/index.
+        index_dir: Folder of the index files, which hold each file's number of records. None: LOADERKIT_INDEX_DIR, else
+            ~/.cache/loaderkit/index.
         max_open: Files that a process keeps open, with all its threads.
         storage: How to reach remote files, and where to keep copies.
 
@@ -49,7 +51,7 @@ class ArrayRecordDataset(ShardedDataset):
 
     kind = "arrayrecord-1"
     suffixes: ClassVar[tuple[str, ...]] = (".array_record", ".arrayrecord", ".arecord")
-    maps: ClassVar[bool] = True  # the library reads local files alone
+    maps: ClassVar[bool] = True  # the library reads only local files
     survives_fork: ClassVar[bool] = False
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
@@ -68,7 +70,7 @@ class ArrayRecordDataset(ShardedDataset):
 
 
 class _Records:
-    """An open file. A copy of a remote one stays open here, as the cache may remove its name."""
+    """An open ArrayRecord file. A remote file's local copy stays open here, because the cache may delete its path."""
 
     def __init__(self, shard: str, file: BinaryIO) -> None:
         self._shard, self._file = shard, file
@@ -93,7 +95,7 @@ class _Records:
             found = self._reader.read(rows)
         except _ERRORS as raised:
             error = raised
-        if error is None and self._reader.ok():  # a reader that failed gives empty records from then on
+        if error is None and self._reader.ok():  # after a failure, a reader returns empty records
             return found
         with contextlib.suppress(*_ERRORS):
             self._reader.close()
@@ -103,7 +105,7 @@ class _Records:
         ) from error
 
     def close(self) -> None:
-        with self._file, contextlib.suppress(*_ERRORS):  # a reader that failed says so once more
+        with self._file, contextlib.suppress(*_ERRORS):  # a reader that failed raises its error again
             if self._reader is not None:
                 self._reader.close()
 

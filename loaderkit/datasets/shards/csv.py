@@ -1,4 +1,4 @@
-"""CSV files: one sample a record; a quoted field may contain line feeds."""
+"""CSV files: one sample for each record. A quoted field may contain line feeds."""
 
 import csv
 import os
@@ -19,7 +19,7 @@ from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.arrays import Int64Array
 
 _BLOCK = 1 << 24
-_PARSERS = (int, float, complex, bool, str)  # these draw no random numbers
+_PARSERS = (int, float, complex, bool, str)  # known to draw no random numbers
 
 
 class CsvDataset(SpannedDataset):
@@ -121,18 +121,18 @@ class CsvDataset(SpannedDataset):
         return samples
 
     def fingerprint(self) -> str:
-        """Return the shards' names and sizes, and the columns."""
+        """Return the shards' names and numbers of samples, and the columns."""
         return f"{self.columns} {super().fingerprint()}"
 
     def _records(self, shard: str, file: BinaryIO) -> Int64Array:
-        """Let the csv module read lines, and note how far it has read after each record."""
+        """Return start and end (N, 2), in bytes, of the records that the csv module finds."""
         at = end = skip_bom(shard, file)
 
         def lines() -> Iterator[str]:
             nonlocal end
             for line in file:
                 end += len(line)
-                yield line.decode("latin-1")  # it has the same quotes and delimiters as UTF-8
+                yield line.decode("latin-1")  # ASCII quotes and delimiters are the same bytes in UTF-8
 
         spans = []
         try:

@@ -13,10 +13,10 @@ from loaderkit.datasets.ragged import Ends
 from loaderkit.datasets.shards.mapped import count_numbers
 from loaderkit.system.types import Array, DType
 
-_END = np.dtype("<i8")  # datatrove has uint64: a number beyond int64 is negative here, and so is refused
+_END = np.dtype("<i8")  # datatrove has uint64: as int64, a number that is too large is negative
 _MAGIC, _HEADER = b"MMIDIDX\0\0", struct.Struct("<9sQBQQ")  # magic, version, dtype, sequences, documents + 1
-_MEGATRON = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}  # the other codes are no integers
-# Some dtypes have two numbers there, for the two names that torch has for them.
+_MEGATRON = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}  # the other codes are not integers
+# litdata's codes of dtypes. Some have two codes, because torch has two names for them.
 _LITDATA = {
     11: "uint8",
     12: "int8",
@@ -45,7 +45,7 @@ class DocumentEnds(NamedTuple):
 
 
 def datatrove_ends(path: str, file: BinaryIO, metadata: BinaryIO | None) -> DocumentEnds:
-    """Read a file of ends (uint64, little-endian), and the bytes of a token from `NAME|BYTES` in the metadata."""
+    """Read datatrove's file of ends (uint64, little-endian), and the tokens' size from `NAME|BYTES` in the metadata."""
     count = count_numbers(path, file, _END, "uint64 ends")
     ends = np.asarray(np.memmap(file, dtype=_END, mode="r")) if count else np.empty(0, _END)
     said = b"" if metadata is None else metadata.readline().strip().rpartition(b"|")[2]
@@ -54,7 +54,7 @@ def datatrove_ends(path: str, file: BinaryIO, metadata: BinaryIO | None) -> Docu
 
 
 def megatron_ends(path: str, file: BinaryIO) -> DocumentEnds:
-    """Read the `.idx` file that Megatron's `IndexedDatasetBuilder` writes; its arrays stay mapped."""
+    """Read the `.idx` file that Megatron's `IndexedDatasetBuilder` writes. Its arrays stay memory-mapped."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     head = file.read(_HEADER.size)
@@ -81,7 +81,10 @@ def megatron_ends(path: str, file: BinaryIO) -> DocumentEnds:
 
 
 def litdata_ends(path: str, file: BinaryIO, index: BinaryIO) -> DocumentEnds:
-    """Read the head of a chunk of litdata: number of items, then where each begins and the last ends (uint32)."""
+    """Read the head of a litdata chunk: the number of items, then where each begins and the last ends (uint32, bytes).
+
+    `index` is the folder's index.json.
+    """
     try:
         config = json.load(index)["config"]
         kind, _, number = ",".join(config["data_format"]).partition(":")
@@ -115,7 +118,10 @@ def litdata_ends(path: str, file: BinaryIO, index: BinaryIO) -> DocumentEnds:
 
 
 class _MegatronEnds:
-    """The ends of documents, from where sequences begin in bytes (S,), and the sequence after each document (N,)."""
+    """The ends of documents (N,) in tokens, computed when they are indexed.
+
+    They come from the byte at which each sequence begins (S,), and the sequence that follows each document (N,).
+    """
 
     def __init__(self, path: str, pointers: Array, nexts: Array, total: int, itemsize: int) -> None:
         self._path, self._pointers, self._nexts, self._total, self._itemsize = path, pointers, nexts, total, itemsize

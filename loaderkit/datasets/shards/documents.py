@@ -1,4 +1,4 @@
-"""Documents of different lengths in flat files of tokens, with a second file that holds where they end."""
+"""Documents of different lengths in flat files of tokens. A second file or a header says where each ends."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -39,7 +39,8 @@ class DocumentDataset(ShardedDataset[Spans]):
 
     Args:
         urls: A path, folder (its `.ds` and `.bin` files), glob or URL, or a list of them. Remote files need a cache.
-        dtype: The tokens' dtype, such as "uint32". By default what the files declare, or uint16 if they do not.
+        dtype: The tokens' dtype, such as "uint32". By default the dtype that the files declare, or uint16 if they
+            declare none.
         transform: Called with each document.
         max_open: Files that a process keeps mapped, with all its threads.
         storage: How to reach remote files, and where to cache them.
@@ -47,7 +48,7 @@ class DocumentDataset(ShardedDataset[Spans]):
     Raises:
         FileNotFoundError: If there are no shards.
         ValueError: If the dtype is not an integer.
-        ShardError: If a file is cut, or has no file of ends that fits.
+        ShardError: If a file is cut, or no file says where its documents end, or that file does not fit.
 
     Examples:
         >>> np.arange(6, dtype="uint16").tofile("a.ds")
@@ -121,11 +122,11 @@ class DocumentDataset(ShardedDataset[Spans]):
         return [np.frombuffer(piece, self.dtype).astype(native) for piece in handle.pieces(rows)]
 
     def read_batch(self, indices: Int64Array) -> Ragged:
-        """Return the documents' tokens end to end."""
+        """Return the documents at `indices` (B,) as a `Ragged` of tokens."""
         return self._join(indices, None)
 
     def read_pieces(self, indices: Int64Array, starts: Int64Array, stops: Int64Array) -> Ragged:
-        """Return the tokens from `starts` to `stops` (B,) of documents (B,) end to end; other tokens are not read."""
+        """Return the tokens `starts` to `stops` (B,) of documents (B,), as a `Ragged`. Other tokens are not read."""
         return self._join(indices, (starts, stops))
 
     def lengths(self, indices: Int64Array | None = None) -> Int64Array:
@@ -138,7 +139,7 @@ class DocumentDataset(ShardedDataset[Spans]):
         return sizes
 
     def fingerprint(self) -> str:
-        """Return the files' names, sizes and number of tokens."""
+        """Return the files' names, numbers of documents, and the total number of tokens."""
         return f"{self.dtype} {sum(self._tokens.values())} tokens {super().fingerprint()}"
 
     def _join(self, indices: Int64Array, cut: Cut | None) -> Ragged:
@@ -146,7 +147,7 @@ class DocumentDataset(ShardedDataset[Spans]):
         return join_parts(parts, len(indices), self.dtype, cut)
 
     def _find_ends(self, shard: str) -> DocumentEnds:
-        """Return where the documents of a shard end, by the first layout whose files are there."""
+        """Return where a shard's documents end. The first layout whose files exist is used."""
         index = shard.removesuffix(".bin") + ".idx"
         with ExitStack() as files:
             if (file := self._open_other(shard + ENDS_SUFFIX, files)) is not None:
@@ -162,7 +163,7 @@ class DocumentDataset(ShardedDataset[Spans]):
         )
 
     def _open_other(self, path: str, files: ExitStack) -> BinaryIO | None:
-        """Open a file that belongs to a shard; None if there is none."""
+        """Open another file of a shard; None if it does not exist."""
         try:
             if is_remote(path) and path not in self._remote:
                 self._remote[path] = self.storage.stat(path)

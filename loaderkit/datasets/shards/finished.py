@@ -7,16 +7,16 @@ from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.sampling.order import Order
 from loaderkit.system.arrays import Int64Array
 
-_SLOWEST = 8  # steps by which the slowest process of the host may lag
+_SLOWEST = 8  # steps by which the processes of a host may be apart
 
 
 class FinishedShards:
-    """Closes the shards of a dataset that an order has read, and those that it reads only later.
+    """Closes those open shards of a dataset that are not read near the current position of an order.
 
     Args:
         data: The dataset.
-        order: In which its samples are read.
-        step: Positions that all ranks together take at a time.
+        order: The order in which its samples are read.
+        step: Number of positions in one step of all ranks together.
     """
 
     def __init__(self, data: ShardedDataset, order: Order, step: int) -> None:
@@ -25,7 +25,7 @@ class FinishedShards:
         self._spans: tuple[Int64Array, Int64Array] | None = None
 
     def close(self, epoch: int, position: int) -> None:
-        """Close the shards of this thread that no process of the host reads near a position."""
+        """Close this thread's open shards that no process of the host reads near a position."""
         if epoch != self._epoch:
             self._epoch, self._spans = epoch, self._order.spans(epoch, self._data.ends)
         if self._spans is not None:
@@ -35,7 +35,7 @@ class FinishedShards:
 
 
 def finished_shards(dataset: object, order: object, step: int) -> FinishedShards | None:
-    """Return what closes a dataset's shards; None if the cache has room for all of them, or there are none."""
+    """Return the `FinishedShards` of a dataset. Return None if its remote shards fit into the cache, or it has none."""
     while isinstance(dataset, MapDataset):
         dataset = dataset.dataset
     if not isinstance(dataset, ShardedDataset) or not isinstance(order, Order) or order.reach != len(dataset):

@@ -1,7 +1,7 @@
-"""The index of all shards of a folder in one file next to it, which travels with the data and is read with one or two requests.
+"""The index of all shards of a folder, in one file next to the folder that can be copied along with the data.
 
-The file begins with a header: the shards' names, sizes, counts and checksums. Each shard's own index follows, compressed, and
-is read when the shard is first opened.
+The file begins with a header: the shards' names, sizes, counts and checksums. One or two requests read it. Each shard's
+own index follows, compressed. It is read when the shard is first opened.
 """
 
 import dataclasses
@@ -26,12 +26,12 @@ FOLDER_INDEX = "folder" + INDEX_SUFFIX
 VERSION = 1
 _MAGIC = b"LKFOLDER"
 _FIXED = len(_MAGIC) + 8 + 4  # bytes: the magic, the header's size and its checksum
-_FIRST = 1 << 20  # bytes of the first request: the whole header of some thousand shards
+_FIRST = 1 << 20  # bytes of the first request: enough for the header of some thousand shards
 _COLUMNS = ("names", "kinds", "counts", "size_bytes", "changed_ns", "etags", "contents", "lengths")
 
 
 def to_bytes(indexes: Mapping[str, ShardIndex]) -> bytes:
-    """Return the content of a folder's index file, for shards by name. Offsets must have been read."""
+    """Return the content of a folder's index file, from indexes by the shards' names. Each must be `loaded`."""
     names = sorted(indexes)
     shards = [indexes[name] for name in names]
     bodies = [zlib.compress(shard.to_bytes(), 1) for shard in shards]
@@ -51,7 +51,7 @@ def to_bytes(indexes: Mapping[str, ShardIndex]) -> bytes:
 
 
 def write_folder_index(folder: str, indexes: Mapping[str, ShardIndex], storage: Storage | None = None) -> str:
-    """Write a folder's index file as a whole, and return its path or URL."""
+    """Write a whole index file of a folder, and return its path or URL."""
     place, content = _places(folder)[0], to_bytes(indexes)
     if is_remote(place):
         (storage or Storage()).write(place, content)
@@ -64,9 +64,9 @@ def write_folder_index(folder: str, indexes: Mapping[str, ShardIndex], storage: 
 def replace_indexes(
     folder: str, indexes: Mapping[str, ShardIndex], old: Iterable[Path], storage: Storage | None = None
 ) -> str | None:
-    """Write a folder's index file, then remove the files that it replaces: `old`, and an earlier one in the folder.
+    """Write a folder's index file. Then remove the files that it replaces: `old`, and an index file inside the folder.
 
-    A process that is killed leaves each shard with an index.
+    The new file is written first, so that each shard has an index even if the process is killed.
 
     Args:
         folder: Path or URL of the shards' folder.
@@ -86,7 +86,7 @@ def replace_indexes(
 
 
 def read_folder_index(folder: str, storage: Storage) -> dict[str, ShardIndex]:
-    """Return the indexes in a folder's index file by the shards' names, without their offsets. Empty if there is no file.
+    """Return the indexes in a folder's index file, by shard name and without offsets; empty if there is no file.
 
     Raises:
         ShardError: If the file is damaged, or of another version.
@@ -103,12 +103,12 @@ def read_folder_index(folder: str, storage: Storage) -> dict[str, ShardIndex]:
 
 
 def local_folder_indexes(folder: str) -> list[Path]:
-    """Return the index files of a local folder that there are."""
+    """Return the paths of a local folder's index files that exist."""
     return [Path(place) for place in _places(folder) if Path(place).is_file()]
 
 
 def _places(folder: str) -> tuple[str, str]:
-    """Return where a folder's index file lies, and where earlier versions wrote it."""
+    """Return the path or URL of a folder's index file, and that at which earlier versions wrote it."""
     return f"{side_folder(folder)}/{FOLDER_INDEX}", f"{folder.rstrip('/')}/{FOLDER_INDEX}"
 
 
@@ -118,7 +118,7 @@ def _read_remote_index(place: str, folder: str, storage: Storage) -> dict[str, S
     except OSError:
         if place == _places(folder)[-1]:
             raise
-        return {}  # some stores refuse hidden names, with errors of their own. If it is down, the next place says so
+        return {}  # some stores refuse hidden names; if the store is down, the next path fails too
 
 
 def _local_version(place: str) -> tuple[int, int] | None:
@@ -131,12 +131,12 @@ def _local_version(place: str) -> tuple[int, int] | None:
 
 @functools.lru_cache(maxsize=1)
 def _read_local_index(place: str, _inode: int, _changed_ns: int) -> dict[str, ShardIndex]:
-    """Read a file once for all shards that are opened one by one."""
+    """Read a folder's index file once for several datasets over its shards. A changed file is read again."""
     return _read_index(place, Storage())
 
 
 def read_whole_index(folder: str, storage: Storage) -> dict[str, ShardIndex]:
-    """As `read_folder_index`, for a remote folder; no entry makes a request later, since the whole file is read.
+    """As `read_folder_index`, but read the whole file of a remote folder, so that no entry makes a request later.
 
     Raises:
         ShardError: If the header of the file is damaged, or of another version.
@@ -159,10 +159,10 @@ def _read_index(place: str, storage: Storage) -> dict[str, ShardIndex]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except PermissionError:
-        if is_remote(place):  # S3 answers 403 for a missing file if listing is not allowed
+        if is_remote(place):  # S3 returns 403 for a missing file if listing is forbidden
             return {}
         raise
-    if not start.startswith(_MAGIC) and is_remote(place):  # some web servers answer with a page for every address
+    if not start.startswith(_MAGIC) and is_remote(place):  # some web servers return a page for any URL
         return {}
     size = int.from_bytes(start[len(_MAGIC) : len(_MAGIC) + 8], "little")
     if len(start) >= _FIRST and _FIXED + size > len(start):
@@ -178,7 +178,7 @@ def _read_index(place: str, storage: Storage) -> dict[str, ShardIndex]:
 
 
 class FolderIndexes:
-    """The index files of shards' folders, each read when a shard of its folder is first asked for, by any thread."""
+    """The folders' index files. Each is read when a shard of its folder is first looked up. Threads may share this."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -187,7 +187,7 @@ class FolderIndexes:
         self._read: dict[str, dict[str, ShardIndex]] = {}
 
     def get(self, shard: str) -> ShardIndex | None:
-        """Return a shard's entry, or None if its folder has no index, or one without this shard."""
+        """Return a shard's entry; None if its folder has no index file, or the file lacks the shard."""
         folder = folder_of(shard)
         with self._lock:
             lock = self._locks.setdefault(folder, threading.Lock())
@@ -198,10 +198,10 @@ class FolderIndexes:
 
 
 def fitted(index: ShardIndex, shard: str, found: Stat) -> ShardIndex | None:
-    """Return a folder's entry with the shard's present time and tag, or None if the shard's content differs.
+    """Return an index with the shard's current time and entity tag, or None if the shard's content differs.
 
-    A copied shard has another time, and often another entity tag. So the size must be the same, and one of tag, time and
-    checksum. A remote shard's checksum is compared when it is downloaded.
+    A copied shard has another time, and often another entity tag. So the size must be the same, and the tag, the time
+    or the checksum too. A remote shard's checksum is compared later, when it is downloaded.
     """
     if index.size_bytes != found.size_bytes:
         return None

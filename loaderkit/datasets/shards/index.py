@@ -1,4 +1,4 @@
-"""The index of a shard: its number of samples and where each one is, in a small file that is made once."""
+"""The index of a shard: its number of samples and where each one is. It is made once, and saved in a small file."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,7 @@ from loaderkit.system.arrays import Int64Array
 
 VERSION = 1
 _VARIABLE = "LOADERKIT_INDEX_DIR"
-_said: list[str] = []  # in this process: why indexes cannot be kept
+_said: list[str] = []  # warnings of this process: why indexes cannot be saved
 _MAGIC = b"LKINDEX\n"
 _FIELDS: dict[str, type] = {
     "kind": str,
@@ -40,7 +40,7 @@ _FIELDS: dict[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class LaterOffsets:
-    """Where a shard's compressed index lies in the index file of its folder."""
+    """Where a shard's compressed index is in the index file of its folder."""
 
     place: str  # path or URL of the file
     start: int
@@ -72,14 +72,14 @@ class ShardIndex:
     """What is known about one shard.
 
     Args:
-        kind: Name and version of the adapter that made it. Other adapters ignore it.
+        kind: Name and version of the format that made the index. Other formats ignore it.
         count: Number of samples.
         size_bytes: The shard's size when it was indexed.
-        changed_ns: The shard's modification time then; 0 if unknown.
-        etag: The server's entity tag then, for a remote shard.
-        offsets: Where the samples are, (count, *) int64; None if the format needs no offsets.
-        content: Checksum of the shard (see `content_checksum`); empty if none was made.
-        later: Where the offsets are if they have not been read yet; see `loaded`.
+        changed_ns: The shard's modification time in ns when it was indexed; 0 if unknown.
+        etag: A remote shard's entity tag when it was indexed; empty if unknown.
+        offsets: Where the samples are, int64; each format has its own layout. None if the format needs no offsets.
+        content: Checksum of the shard (see `content_checksum`); empty if none was computed.
+        later: Where to read the offsets, if they have not been read yet; see `loaded`.
     """
 
     kind: str
@@ -96,7 +96,7 @@ class ShardIndex:
         return Stat(self.size_bytes, self.changed_ns, self.etag).is_same(found)
 
     def loaded(self) -> "ShardIndex":
-        """Return this index with its offsets; raise a ShardError if the file that has them has changed."""
+        """Return this index with its offsets; raise a ShardError if the file that holds them has changed."""
         if self.later is None:
             return self
         found = self.later.read()
@@ -122,7 +122,7 @@ class ShardIndex:
 
     @classmethod
     def from_bytes(cls, content: bytes, path: Path | str) -> "ShardIndex":
-        """Return the index in an index file; raise a ShardError if it is cut, damaged, of another version, or has wrong fields."""
+        """Parse the content of an index file; raise a ShardError if it is cut, damaged or of another version."""
         checksum = int.from_bytes(content[-4:], "little")
         if not content.startswith(_MAGIC) or zlib.crc32(memoryview(content)[:-4]) != checksum:
             raise index_error(path, "its checksum differs")
@@ -164,7 +164,7 @@ def content_checksum(shard: str, storage: Storage | None = None) -> str:
 
 
 def index_path(shard: str, folder: str | None) -> Path:
-    """Return the path of a shard's index in a folder; None: the user's folder of indexes.
+    """Return the path of a shard's index file in a folder; None is the user's folder of indexes.
 
     Raises:
         FileNotFoundError: If the user has no such folder; see `default_folder`.
@@ -188,7 +188,7 @@ def default_folder() -> Path:
     if given := os.environ.get(_VARIABLE):
         return Path(given).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    if Path(cache).is_absolute():  # the specification wants others ignored
+    if Path(cache).is_absolute():  # the XDG specification says to ignore relative paths
         return Path(cache, "loaderkit", "index")
     try:
         return Path.home() / ".cache" / "loaderkit" / "index"
@@ -197,9 +197,10 @@ def default_folder() -> Path:
 
 
 def saved_indexes(shard: str, kind: str, folder: str | None) -> Iterator[tuple[Path, ShardIndex]]:
-    """Yield a shard's indexes of this kind with their files: that in the folder, then that next to the shard.
+    """Yield a shard's saved indexes of this kind with their paths: in the folder, then next to the shard.
 
-    The shard may have changed since then; see `fits`. With a folder of the caller's, only that one counts.
+    The shard may have changed since it was indexed; see `fits`. If `folder` is given, no index next to the shard is
+    read.
     """
     for path in _index_files(shard, folder):
         try:
@@ -246,7 +247,7 @@ def save_index(shard: str, index: ShardIndex, folder: str | None) -> None:
 
 
 def keep_index(shard: str, index: ShardIndex, folder: str | None) -> None:
-    """Save the index that a read has made. If the user's folder of indexes cannot be written, say so once and go on."""
+    """Save a new index. If the user's folder of indexes cannot be written, warn once; raise for another folder."""
     try:
         save_index(shard, index, folder)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""JSON Lines files: one sample a line."""
+"""JSON Lines files: one sample for each line."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Where the lines of a shard are, and how to read many of them at once."""
+"""Find the lines of a shard, and read many byte spans of a file with few reads."""
 
 import os
 from collections.abc import Sequence
@@ -26,7 +26,10 @@ _RUN = 1 << 23  # bytes in one read, unless a span is longer
 
 
 class LineFile:
-    """An open shard whose samples are spans of bytes. It reads spans up to `gap` bytes apart together, about `run` bytes at once."""
+    """An open shard whose samples are spans of bytes.
+
+    Spans that are at most `gap` bytes apart are joined into one read of at most `run` bytes, unless a span is longer.
+    """
 
     def __init__(self, shard: str, file: BinaryIO, *, gap: int = GAP, run: int = _RUN) -> None:
         self.shard = shard
@@ -47,26 +50,26 @@ class LineFile:
 
     @property
     def is_remote(self) -> bool:
-        """Whether spans are requested, as there is no local copy yet."""
+        """Whether reads are range requests, because there is no local copy (yet)."""
         return self._ranges is not None
 
     @property
     def descriptor(self) -> int | None:
-        """The file's descriptor; None if its bytes are requested or in memory."""
+        """The file's descriptor; None for a file that is remote or in memory."""
         return self._descriptor
 
     def read(self, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
-        """Return the bytes of spans (B,); raise a ShardError if the file ends before a span does."""
+        """Return the bytes from `starts` to `ends` (B,); raise a ShardError if the file ends before a span does."""
         content, places = self.read_together(starts, ends)
         sizes = [end - start for start, end in zip(starts, ends, strict=True)]
         return [bytes(content[place : place + size]) for place, size in zip(places, sizes, strict=True)]
 
     def read_together(self, starts: Sequence[int], ends: Sequence[int]) -> tuple[memoryview, list[int]]:
-        """Return one buffer that holds spans (B,), and the place (B,) in it at which each begins."""
+        """Return one buffer that holds the spans `starts` to `ends` (B,), and each span's offset in it (B,)."""
         if self._arriving is not None and (copy := self._arriving.copy()) is not None:
             self._use(copy)
         runs, run_of = self._join_spans(starts, ends)
-        shifts: list[int] = []  # of each run, from a place in the file to one in the buffer
+        shifts: list[int] = []  # for each run: offset in the buffer minus offset in the file
         size = 0
         for first, last in runs:
             shifts.append(size - first)
@@ -83,7 +86,7 @@ class LineFile:
         return content, [start + shifts[run] for start, run in zip(starts, run_of, strict=True)]
 
     def place(self, start: int) -> str:
-        """Name the line that starts at a byte, for errors."""
+        """Return the file, line number and byte of the line that starts at a byte, for errors."""
         self._file.seek(0)
         lines, left = 1, start
         while left and (block := self._file.read(min(_BLOCK, left))):
@@ -92,8 +95,8 @@ class LineFile:
         return f"{self.shard}: line {lines} (byte {start})"
 
     def _join_spans(self, starts: Sequence[int], ends: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
-        """Join spans (B,) that are close: return the start and end of each run, and the run (B,) of each span."""
-        # Without numpy: after decoding, the CPU's caches are cold and each numpy function takes several times as long.
+        """Join close spans (B,) into runs. Return each run's start and end, and the number of each span's run (B,)."""
+        # Without numpy: decoding leaves the CPU's caches cold, and numpy's functions then take several times as long.
         gap = self._gap if self._ranges is None else max(self._gap, _REMOTE_GAP)
         runs: list[tuple[int, int]] = []
         run_of = [0] * len(starts)
@@ -128,7 +131,7 @@ class LineFile:
 
 
 def scan_lines(shard: str, file: BinaryIO, *, blank: bytes = b" \t\r\n", block: int = _BLOCK) -> Int64Array:
-    """Return the start and end (N, 2) of each line, without line feeds. Lines of `blank` bytes alone are left out."""
+    """Return the start and end (N, 2) of each line, without line feeds. Lines of only `blank` bytes are left out."""
     at = skip_bom(shard, file)
     spans = [np.empty((0, 2), dtype=np.int64)]
     while lines := file.readlines(block):
@@ -143,7 +146,11 @@ def scan_lines(shard: str, file: BinaryIO, *, blank: bytes = b" \t\r\n", block: 
 
 
 def skip_bom(shard: str, file: BinaryIO) -> int:
-    """Move to the first byte after a byte order mark, and return its place; raise a ShardError if the file is compressed or UTF-16."""
+    """Seek to the first byte after a byte order mark, if any, and return its offset.
+
+    Raises:
+        ShardError: If the file is compressed or UTF-16.
+    """
     file.seek(0)
     start = file.read(6)
     for magic, what in COMPRESSED.items():

@@ -1,4 +1,4 @@
-"""Datasets of other tools whose folders have an index.json that lists the shards, with their sizes and numbers of samples."""
+"""Base of datasets of other tools (MDS, litdata), whose folders have an index.json that lists the shards."""
 
 import os
 from abc import abstractmethod
@@ -22,20 +22,20 @@ from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.arrays import Int64Array, native
 
 INDEX = "index.json"
-Bounds = npt.NDArray[np.uint32]  # (N + 1,) where the samples of a shard begin, and the last ends
+Bounds = npt.NDArray[np.uint32]  # (N + 1,) bytes where the samples of a shard begin, and the last ends
 
 
 class Listed(NamedTuple):
     """A shard as index.json describes it.
 
     Args:
-        name: Path of the plain file, relative to the folder; empty if there is only a compressed one.
-        size_bytes: Size of the plain content.
+        name: Path of the uncompressed file, relative to the folder; empty if there is only a compressed one.
+        size_bytes: Uncompressed size.
         samples: Number of samples.
-        layout: What a sample has, in the words of the format.
+        layout: The fields of a sample, in the format's own form.
         packed: Path of the compressed file; empty if there is none.
-        packed_bytes: Its size; None if it is not listed.
-        codec: How it is compressed, such as "zstd".
+        packed_bytes: Size of the compressed file; None if it is not listed.
+        codec: Name of the compression, such as "zstd".
     """
 
     name: str
@@ -50,7 +50,7 @@ class Listed(NamedTuple):
 class ListedDataset(ShardedDataset):
     """Base of datasets over folders with an index.json. No index is made, and nothing is written into the folders.
 
-    A format gives `read_folder`, `check_layouts`, `open` and `read`.
+    A subclass defines `read_folder`, `check_layouts`, `open` and `read`.
     """
 
     keeps_index: ClassVar[bool] = False
@@ -74,11 +74,11 @@ class ListedDataset(ShardedDataset):
 
     @abstractmethod
     def read_folder(self, folder: str) -> list[Listed]:
-        """Return the shards of a folder in their order."""
+        """Return the shards that a folder's index.json lists, in their order."""
 
     @abstractmethod
     def check_layouts(self, entries: Mapping[str, Listed]) -> None:
-        """Raise a ShardError if samples of the shards cannot be read, or differ in what they have."""
+        """Raise a ShardError if the shards' samples cannot be read, or differ in their fields."""
 
     def _draws(self) -> Draws:
         return max(super()._draws(), self._decoders_draw)
@@ -98,7 +98,7 @@ class ListedDataset(ShardedDataset):
         return found
 
     def _folders(self, urls: Urls) -> list[str]:
-        """Return the folders that some URLs name, each once."""
+        """Return the folders that URLs name; raise a ValueError if one comes twice, a ShardError for a single shard."""
         found: list[str] = []
         for url in [urls] if isinstance(urls, str | os.PathLike) else urls:
             folder = os.fspath(url).removeprefix("file://").removesuffix(f"/{INDEX}").rstrip("/") or "/"
@@ -112,7 +112,14 @@ class ListedDataset(ShardedDataset):
         return found
 
     def _locate(self, folder: str, entries: Sequence[Listed]) -> list[tuple[str, Stat | None, Listed]]:
-        """Return the file of each shard: the plain one if it is whole, else the compressed one; and the version of a remote one."""
+        """Return each shard's path or URL, its version if it is remote and known, and its entry.
+
+        The uncompressed file is chosen if it exists and has the listed size, else the compressed one. A web server's
+        files are not looked up: there, the compressed file is chosen if index.json names one.
+
+        Raises:
+            FileNotFoundError: If a shard has neither file.
+        """
         listed: dict[str, tuple[str, Stat | None]] = {}
         if folder.startswith(("http://", "https://")):  # many servers list nothing
             listed = {name: (join(folder, name), None) for name in (entry.packed or entry.name for entry in entries)}
@@ -156,7 +163,7 @@ class ListedDataset(ShardedDataset):
         return bool(entry.packed) and (not entry.name or shard.endswith(entry.packed))
 
     def open_plain(self, shard: str) -> LineFile:
-        """Open the plain content of a shard; a compressed one is unpacked into the cache, or into memory."""
+        """Open the uncompressed content of a shard. A compressed file is unpacked into the cache, or into memory."""
         if not self.is_packed(shard):
             return LineFile(shard, self.open_soon(shard))
         entry = self._entries[shard]
@@ -171,7 +178,7 @@ class ListedDataset(ShardedDataset):
         )
 
     def read_head(self, shard: str, file: LineFile, start: int, stop: int) -> bytes:
-        """Return bytes of a shard that are no samples; those of a remote one do not wait for its download."""
+        """Return a shard's bytes from `start` to `stop`, such as its header, without waiting for its download."""
         if not file.is_remote:
             (content,) = file.read([start], [stop])
             return content
@@ -180,10 +187,12 @@ class ListedDataset(ShardedDataset):
             return head.read(stop - start)
 
     def read_bounds(self, shard: str, file: LineFile) -> Bounds:
-        """Return (N + 1,) where samples begin and the last ends, from a head of their number and these offsets (uint32).
+        """Return where samples begin and the last one ends (N + 1,), in bytes, as the shard's header says.
+
+        The header has the number of samples, then these offsets (uint32).
 
         Raises:
-            ShardError: If the head is not that of the shard.
+            ShardError: If the header does not fit the shard.
         """
         entry = self._entries[shard]
         size = 4 * (entry.samples + 2)
@@ -212,19 +221,19 @@ class ListedDataset(ShardedDataset):
 
 
 def join(folder: str, name: str) -> str:
-    """Return the place of a file or folder within a folder."""
+    """Return the path or URL of a file or folder within a folder."""
     return f"{folder.rstrip('/')}/{name}"
 
 
 def natural(value: object) -> int:
-    """Return a size or number from JSON; raise a ValueError if it is none."""
+    """Return a size or count from JSON; raise a ValueError unless it is an integer of at least 0."""
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is not a size")
     return value
 
 
 def inner(name: Any) -> str:
-    """Return a path within a folder; raise a ValueError if it leads out."""
+    """Return a relative path; raise a ValueError if it leads out of its folder."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise ValueError(f"{name!r} is not in the folder")
@@ -232,7 +241,7 @@ def inner(name: Any) -> str:
 
 
 def _local(path: str) -> tuple[str, Stat | None]:
-    """Return a path and its version; no path if there is no such file."""
+    """Return a local path and its version; an empty path and None if there is no such file."""
     try:
         found = Path(path).stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Shards that are memory-mapped arrays: a batch is one gather from each shard that it touches."""
+"""Shards that are memory-mapped arrays. A batch takes one gather from each shard that it touches."""
 
 import math
 import os
@@ -27,8 +27,8 @@ Layout = tuple[DType, tuple[int, ...]]  # dtype and shape of a row
 class MappedDataset(ShardedDataset[Opened]):
     """Base of datasets whose rows come from memory-mapped arrays.
 
-    A subclass gives `gather`, which copies rows from what `open` returns. It has `read_batch` if `row_layout` is set,
-    which means that all rows have one dtype and shape.
+    A subclass defines `gather`, which copies rows from what `open` returns. If all rows have one dtype and shape, it
+    sets `row_layout`, and the dataset has `read_batch`.
     """
 
     keeps_index: ClassVar[bool] = False
@@ -57,14 +57,14 @@ class MappedDataset(ShardedDataset[Opened]):
 
     @property
     def read_batch(self) -> Callable[[Int64Array], Tensor]:
-        """As the Loader calls it. Not there if rows differ."""
+        """A function from indices (B,) to a batch (B, *). The attribute is missing if rows differ in dtype or shape."""
         if self.row_layout is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute 'read_batch'")
         return self._read_batch
 
 
 def npy_layout(shard: str, file: BinaryIO) -> NpyHeader:
-    """Return the header of a `.npy` file; raise a ShardError unless it holds rows of numbers and the file is long enough."""
+    """Return the header of a `.npy` file; raise a ShardError if the file is cut, or does not hold rows of numbers."""
     found = file.seek(0, os.SEEK_END)
     try:
         dtype, shape, _, start = header = read_npy_header(file)
@@ -90,7 +90,7 @@ def map_npy(shard: str, file: BinaryIO) -> Array:
 
 
 def open_to_map(dataset: ShardedDataset, shard: str) -> BinaryIO:
-    """Open a shard to read its head; raise a ShardError if it is remote and will have no local copy to map."""
+    """Open a shard to read its header; raise a ShardError if it is remote and there is no cache for a copy to map."""
     if is_remote(shard) and dataset.storage.cache_dir is None:
         raise ShardError(
             f"{shard}: a remote file, wanted a local one to map into memory. Copy it to a disk, or use Storage(cache_dir=...)."

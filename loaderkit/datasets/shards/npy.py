@@ -1,4 +1,4 @@
-"""Arrays in `.npy` files: one sample a row."""
+"""Arrays in `.npy` files: one sample for each row."""
 
 from typing import ClassVar
 
@@ -66,5 +66,5 @@ class NpyDataset(MappedDataset):
         return take_native(handle, rows)
 
     def fingerprint(self) -> str:
-        """Return the files' names, sizes and layouts."""
+        """Return the files' names, numbers of rows and layouts."""
         return f"{super().fingerprint()} {sorted(f'{dtype}{shape}' for dtype, shape in self._layouts)}"

@@ -1,8 +1,8 @@
 """Headers of `.npy` files, safe to parse in several threads.
 
-numpy parses headers with Python's `ast`. In Python before 3.11.8 and 3.12.2, two threads that use `ast` at once disturb each other:
-one of them, or the training's own `torch.compile`, sometimes fails with "AST constructor recursion depth mismatch"
-(python/cpython#106905). So the headers that numpy writes for numbers and text are matched here without `ast`.
+numpy parses headers with Python's `ast`. In Python before 3.11.8 and 3.12.2, two threads must not use `ast` at the same
+time: one of them, or the training's own `torch.compile`, sometimes fails with "AST constructor recursion depth
+mismatch" (python/cpython#106905). So the headers that numpy writes for numbers and text are matched here without `ast`.
 """
 
 import io
@@ -23,7 +23,7 @@ _TRIES = 100
 
 
 class NpyHeader(NamedTuple):
-    """The dtype and shape of an array, whether it is in Fortran order, and its first byte in the file."""
+    """An array's dtype and shape, whether it is in Fortran order, and the offset of its first byte in the file."""
 
     dtype: DType
     shape: tuple[int, ...]
@@ -40,7 +40,7 @@ def read_npy_header(file: BinaryIO) -> NpyHeader:
         try:
             return NpyHeader(np.dtype(found[2].decode()), shape, found[3] == b"True", found.end())
         except TypeError:
-            pass  # no such dtype: numpy raises the error
+            pass  # no such dtype: let numpy raise its error
     for _ in range(_TRIES):
         try:
             return _numpy_header(file)

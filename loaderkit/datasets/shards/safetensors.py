@@ -19,7 +19,7 @@ from loaderkit.files.urls import Urls
 from loaderkit.system.arrays import Int64Array
 
 _LENGTH = 8  # bytes of the header's length
-_MOST = 100_000_000  # bytes of a header, as the format has it
+_MOST = 100_000_000  # bytes of a header, the format's limit
 _DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -41,7 +41,7 @@ _DTYPES = {
 
 
 class Column(NamedTuple):
-    """A tensor of a file (N, *shape); its first byte is at `start`."""
+    """A tensor of a file, (rows, *shape), whose first byte is at `start` in the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -80,10 +80,10 @@ class _Open:
 
 
 class SafetensorsDataset(ShardedDataset):
-    """The rows of the tensors in safetensors files, one column a tensor.
+    """The rows of the tensors in safetensors files. Each tensor is a column.
 
-    The tensors need one first dimension. A sample is a dict of tensors (*), a batch one of tensors (B, *), in the dtypes of the file. Only the rows that are asked for are read,
-    also of a remote file.
+    All tensors need the same size of the first axis. A sample is a dict of tensors (*), a batch a dict of tensors (B,
+    *), in the dtypes of the file. Only the requested rows are read, also from a remote file.
 
     Args:
         urls: A path, folder, glob or URL, or a list of them. All files need the same columns.
@@ -94,7 +94,8 @@ class SafetensorsDataset(ShardedDataset):
 
     Raises:
         FileNotFoundError: If there are no shards.
-        ShardError: If a file is damaged, its tensors have several first dimensions, or its columns differ from those of the first file.
+        ShardError: If a file is damaged, its tensors differ in the size of the first axis, or its columns differ from
+            those of the first file.
 
     Examples:
         >>> from safetensors.torch import save_file
@@ -130,7 +131,7 @@ class SafetensorsDataset(ShardedDataset):
         return list(self._layout or ())
 
     def _columns(self, shard: str, file: BinaryIO) -> dict[str, Column]:
-        """Return the columns of a file that are read, after comparing them with those of the first file."""
+        """Return a file's chosen columns; raise a ShardError if they differ from those of the first file."""
         found = read_header(shard, file, self.stat(shard).size_bytes)
         names = sorted(found) if self._given is None else self._given
         if absent := [name for name in names if name not in found]:
@@ -172,7 +173,7 @@ class SafetensorsDataset(ShardedDataset):
         return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
 
     def read_columns(self, indices: Sequence[int] | Int64Array) -> dict[str, Tensor]:
-        """Return columns (B, *) as tensors.
+        """Return the rows at `indices` (B,) as a dict of tensors (B, *).
 
         Raises:
             IndexError: If an index is not in the dataset.
@@ -184,7 +185,7 @@ class SafetensorsDataset(ShardedDataset):
         return self._typed(columns)
 
     def _empty(self, size: int) -> dict[str, Tensor]:
-        """Return room for the bytes of B rows: (B, row bytes) for each column."""
+        """Return an empty uint8 tensor (B, row bytes) for each column, where B is `size`."""
         layout = self._layout or {}
         return {
             name: torch.empty((size, math.prod(shape) * dtype.itemsize), dtype=torch.uint8)
@@ -193,7 +194,7 @@ class SafetensorsDataset(ShardedDataset):
 
     @staticmethod
     def _fill(columns: dict[str, Tensor], handle: _Open, places: Int64Array, rows: Int64Array) -> None:
-        """Copy rows of an open file to their places in a batch."""
+        """Copy the rows (R,) of an open file to the positions `places` (R,) in a batch's columns."""
         for name, content in columns.items():
             if len(places) == len(content) and bool((np.diff(places) == 1).all()):
                 handle.read(handle.columns[name], rows.tolist(), content)
@@ -211,12 +212,12 @@ class SafetensorsDataset(ShardedDataset):
         return found
 
     def fingerprint(self) -> str:
-        """Return the files' names, sizes and columns."""
+        """Return the files' names, numbers of rows and columns."""
         return f"{super().fingerprint()} {_shown(self._layout or {})}"
 
 
 def read_header(shard: str, file: BinaryIO, size_bytes: int) -> dict[str, tuple[str, list[int], int, int]]:
-    """Return the dtype, shape, and first and last byte of each tensor of a file.
+    """Return the dtype, shape, first byte and the byte after the last, of each tensor of a file by name.
 
     Raises:
         ShardError: If the file is cut or damaged.

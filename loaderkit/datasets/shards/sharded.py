@@ -1,4 +1,4 @@
-"""Datasets over indexed shards: each sample is a row of a shard, read by random access."""
+"""Base of datasets over indexed shards: each sample is a row of a shard, read by random access."""
 
 import errno
 import os
@@ -30,15 +30,15 @@ from loaderkit.system.per_thread import PerThread
 from loaderkit.system.progress import with_progress
 
 _AT_ONCE = 16  # remote shards that are indexed at the same time
-_FETCHED = -1  # the handle of the next shard's download
-_WORKERS = 16  # at most, that read samples in their order: each skips the batches of the others
+_FETCHED = -1  # key of the next shard's download among the open shards
+_WORKERS = 16  # most workers that share a sequential read, each skipping the batches of the others
 
 
 Opened = TypeVar("Opened", default=Any)  # what `open` returns
 
 
 class _CopySettings(TypedDict):
-    """What `Storage` is told of a shard, besides its version."""
+    """Keyword arguments for `Storage` about a shard, besides its version."""
 
     checksum: str
     data_bytes: int
@@ -47,9 +47,8 @@ class _CopySettings(TypedDict):
 class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
     """Base of datasets over files, or other shards, that are indexed once.
 
-    A format gives `kind`, `suffixes`, `scan`, `open` and `read`. Each thread opens
-    the shards that it reads and keeps some of them open. Open shards are
-    neither pickled nor shared with a forked worker; they are closed when their
+    A subclass defines `kind`, `suffixes`, `scan`, `open` and `read`. Each thread opens the shards that it reads and
+    keeps some of them open. Open shards are neither pickled nor shared with a forked worker; they are closed when their
     thread ends. A shard that changed after it was indexed is indexed again, with a warning.
 
     Args:
@@ -59,20 +58,20 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
         max_open: Shards that a process keeps open; its threads share them. They are fewer if `ulimit -n` allows
             less than twice as many files. `lk.ShardOrder.shards_in_use` says how many all workers together use at a time.
         storage: How to reach remote shards, and where to cache them.
-        split: Of a folder with splits by name, the one to read.
+        split: Name of the split to read, for a folder with named splits.
 
     Raises:
         FileNotFoundError: If there are no shards.
         ShardError: If a shard or its index is damaged, or a folder is of a format that must not be read file by file.
     """
 
-    kind: str  # of the index, with a version: "tar-1"
+    kind: str  # name of the index's format, with a version: "tar-1"
     suffixes: ClassVar[tuple[str, ...]]
-    shared_suffixes: ClassVar[tuple[str, ...]] = ()  # of a folder's files, too; other formats have them as well
-    keeps_index: ClassVar[bool] = True  # in a file; False if a scan is as fast as reading that file
-    reads_folders: ClassVar[bool] = False  # whether `urls` are folders, which say what their files are
-    files_each: ClassVar[int] = 1  # files that an open shard has open
-    maps: ClassVar[bool] = False  # shards into memory, so that a remote one needs a local copy
+    shared_suffixes: ClassVar[tuple[str, ...]] = ()  # further suffixes, which other formats use too
+    keeps_index: ClassVar[bool] = True  # whether an index file is saved; False if a scan is as fast as reading it
+    reads_folders: ClassVar[bool] = False  # whether `urls` are folders, each with a list of its shards
+    files_each: ClassVar[int] = 1  # number of files that an open shard keeps open
+    maps: ClassVar[bool] = False  # whether shards are memory-mapped: then a remote one needs a local copy
 
     def __init__(
         self,
@@ -93,12 +92,12 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
         self._remote = {shard: version for shard, version in found.items() if version is not None}
         unknown = [shard for shard in self.shards if is_remote(shard) and shard not in self._remote]
         self._remote |= dict(zip(unknown, self.storage.stat_many(unknown), strict=True))
-        self._checksums: dict[str, str] = {}  # that a remote shard must have, by its folder's index
-        self._unproven: set[str] = set()  # remote shards of which only that is known
+        self._checksums: dict[str, str] = {}  # checksums that remote shards must have, from their folder's index
+        self._unproven: set[str] = set()  # remote shards whose index is trusted only if the checksum matches
         self._last_read = -1
         self.transform = transform
         self._index_dir = None if index_dir is None else os.fspath(index_dir)
-        if self.maps and self.remote_bytes:  # they can't be evicted while they are open
+        if self.maps and self.remote_bytes:  # open shards can't be evicted from the cache
             max_open = min(max_open, max(1, self.storage.cache_bytes // max(self.remote_sizes.values())))
         self._limit = FileLimit(max_open, self.files_each)
         self._changed: list[str] = []
@@ -113,17 +112,17 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
         self._opened = PerThread(OpenFiles, self._limit)
 
     def find(self, urls: Urls, split: str | None) -> Mapping[str, Stat | None]:
-        """Return the shards at some URLs in their order, with the versions of remote ones where they are known."""
+        """Return the shards that URLs name, in order, each with its version if it is remote and known, else None."""
         suffixes = self.suffixes + self.shared_suffixes
         return find_shards(urls, suffixes, self.storage, split=split, left_out=self.excluded_keys)
 
     @abstractmethod
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
-        """Return a shard's number of samples, and their offsets if the format needs them."""
+        """Read through a shard. Return its number of samples, and their offsets, or None if the format needs none."""
 
     @abstractmethod
     def open(self, shard: str, index: ShardIndex) -> Opened:
-        """Return an open shard, which does not refer to the dataset; it is closed by its `close()` if it has one."""
+        """Return an open shard. It must not refer to the dataset. Its `close()`, if it has one, closes it."""
 
     @abstractmethod
     def read(self, handle: Opened, rows: Int64Array, index: ShardIndex) -> Sequence[object]:
@@ -131,16 +130,16 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
 
     @staticmethod
     def has_offsets(index: ShardIndex) -> bool:  # noqa: ARG004 - for formats to use
-        """Return whether an index has offsets that this format could have made: none that lead out of the shard."""
+        """Return whether an index's offsets are valid for this format: none points outside the shard."""
         return True
 
     @property
     def shard_sizes(self) -> Int64Array:
-        """Number of samples in each shard, (S,) int64; a Loader with shuffle=True makes a ShardOrder from it."""
+        """Number of samples in each shard, (S,) int64. A Loader with shuffle=True makes a ShardOrder from them."""
         return np.array([index.count for index in self._indexes], dtype=np.int64)
 
     def proven_index(self, part: int) -> ShardIndex:
-        """Return a shard's whole index, after comparing the content of a shard that only its checksum vouches for."""
+        """Return a shard's index with offsets. First check the shard's checksum if its index is not proven yet."""
         shard = self.shards[part]
         if shard in self._unproven:
             self.open_file(shard).close()
@@ -148,7 +147,7 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
         return self._load(part)
 
     def scanned_index(self, shard: str) -> ShardIndex:
-        """Return a new index of a shard."""
+        """Scan a shard and return its new index."""
         found = self.stat(shard)  # before the scan
         count, offsets = self.scan(shard)
         return ShardIndex(kind=self.kind, count=count, offsets=offsets, **found._asdict())
@@ -158,12 +157,12 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
         if not self._remote:
             return [self._index(shard, folders) for shard in self.shards]
         first = self._index(self.shards[0], folders)  # opens the session that the other requests share
-        # Without an index the first use reads each shard: many at a time, and the user sees how far it is.
+        # Without an index each shard must be read: read several at a time, and show progress.
         rest = map_waiting(lambda shard: self._index(shard, folders), self.shards[1:], _AT_ONCE)
         return [first, *with_progress(rest, len(self.shards) - 1, "indexing")]
 
     def _index(self, shard: str, folders: FolderIndexes) -> ShardIndex:
-        """Return a shard's index: its own file's, else its folder's, else a new one, which is saved."""
+        """Return a shard's index: from its own index file, else from its folder's, else a new one, which is saved."""
         found = self.stat(shard)
         candidates: list[ShardIndex] = []
         for path, index in saved_indexes(shard, self.kind, self._index_dir) if self.keeps_index else ():
@@ -181,11 +180,11 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
                 self._checksums[shard] = same.content
                 if not known.fits(found):
                     self._unproven.add(shard)
-            else:  # the offsets too, while workers can share them
+            else:  # read the offsets now, so that forked workers share them
                 same = same.loaded()
                 if not self.has_offsets(same):
                     continue
-                if not known.fits(found):  # a copy, whose content was compared: only once
+                if not known.fits(found):  # a copied shard: compare its content only once
                     keep_index(shard, same, self._index_dir)
             return same
         if candidates:
@@ -202,7 +201,7 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
 
     @property
     def remote_bytes(self) -> int:
-        """Size of all remote shards together."""
+        """Total size of the remote shards in bytes."""
         return sum(self.remote_sizes.values())
 
     def cache_cost(self) -> str | None:
@@ -216,18 +215,18 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
         return f"{os.fspath(self.storage.cache_dir)} holds {share:.0%} of an epoch: {shards}"
 
     def stat(self, shard: str) -> Stat:
-        """Return what tells a shard from its other versions: of a local one now, of a remote one when it was found."""
+        """Return a shard's version: the current one if it is local, that at which it was found if it is remote."""
         return self._remote.get(shard) or stat(shard)
 
     def open_file(self, shard: str) -> BinaryIO:
-        """Open a shard as bytes: a local file, unless the shard is remote and not cached."""
+        """Open a shard to read bytes. A remote one is opened from the cache if it has room, else by range requests."""
         if not is_remote(shard):
             return open_file(shard)
-        whole = self.maps or shard in self._unproven  # a download compares the checksum
+        whole = self.maps or shard in self._unproven  # downloading checks the checksum
         return self.storage.open(shard, self._remote.get(shard), whole=whole, **self._copy_settings(shard))
 
     def open_soon(self, shard: str) -> BinaryIO:
-        """Open a shard as bytes, without waiting for its download if its first samples can be read by ranges."""
+        """Open a shard to read bytes. If possible, read its first samples by range requests during the download."""
         if not is_remote(shard) or shard in self._unproven:
             return self.open_file(shard)
         arrival: Arrival | None = self._opened.own.handles.pop(_FETCHED, None)
@@ -240,7 +239,7 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
         return {"checksum": self._checksums.get(shard, ""), "data_bytes": self.remote_bytes}
 
     def open_head(self, shard: str) -> BinaryIO:
-        """Open a shard to read little of it: a remote one by ranges, also if there is a cache."""
+        """Open a shard to read a small part of it. A remote one is read by range requests, even if there is a cache."""
         if is_remote(shard):
             return self.storage.open_ranges(shard, self.stat(shard).size_bytes)
         return self.open_file(shard)
@@ -251,7 +250,7 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
     def __getitem__(self, index: int) -> Any:
         check_index(self, index)
         sample = self._gather([index % len(self)])[0]
-        # Not by per_sample: the caller has set the seed of this sample.
+        # Without `per_sample`: the caller has already set this sample's seed.
         return sample if self.transform is None else self.transform(sample)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
@@ -259,7 +258,7 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
         return samples if self.transform is None else per_sample(self.transform, samples)
 
     def by_shard(self, indices: Sequence[int] | Int64Array) -> Iterator[tuple[int, Int64Array, Int64Array]]:
-        """Group indices (B,) by shard: yield the shard's number, places in `indices`, and rows in the shard."""
+        """Group indices (B,) by shard. For each, yield its number, positions in `indices` (R,), and rows in it (R,)."""
         wanted = check_indices(self, indices)
         if not wanted.size:
             return
@@ -275,25 +274,25 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
                 yield each, places, wanted[places] - (self._ends[each] - self._indexes[each].count)
 
     def to_read(self, indices: Sequence[int] | Int64Array) -> Iterator[tuple[int, Int64Array, Int64Array]]:
-        """As `by_shard`, for samples that are read now: the remote shard after them begins to arrive."""
+        """As `by_shard`, for samples read now. In a sequential read, the next remote shard's download begins."""
         if self._remote and len(indices):
             wanted = check_indices(self, indices)
             part = int(self.parts_of(wanted[:1])[0])
-            self.handle(part)  # before the next download begins, and without waiting for this one
+            self.handle(part)  # open it before the next download begins; this does not wait for its own download
             self._look_ahead(part, wanted)
         return self.by_shard(indices)
 
     def parts_of(self, indices: Int64Array) -> Int64Array:
-        """Return the number of the shard (B,) that each index (B,) is in."""
+        """Return the number of the shard that holds each index, (B,)."""
         return np.searchsorted(self._ends, indices, side="right")
 
     def has_copy(self, part: int) -> bool:
-        """Return whether the shard of that number is on this machine, as a whole."""
+        """Return whether shard number `part` is local, or completely in the cache."""
         shard = self.shards[part]
         return not is_remote(shard) or self.storage.has_copy(shard, self.stat(shard))
 
     def place(self, index: int) -> Place:
-        """Return where a sample is: its shard, its number there, and its first byte and key if the index knows them."""
+        """Return where a sample is: its shard, its row there, and its first byte and key if the index has them."""
         check_index(self, index)
         [(part, _, rows)] = self.by_shard([index % len(self)])
         row = int(rows[0])
@@ -301,11 +300,11 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
 
     @staticmethod
     def start_and_key(index: ShardIndex, row: int) -> tuple[int | None, str | None]:  # noqa: ARG004 - for formats
-        """Return a sample's first byte and its key in the shard; None for what the format lacks."""
+        """Return a sample's first byte in the shard, and its key; None for each that the format lacks."""
         return None, None
 
     def handle(self, part: int) -> Opened:
-        """Return the open shard of that number, which belongs to this thread; raise a ShardError if it changed."""
+        """Return this thread's open shard number `part`, opening it if needed; raise a ShardError if it has changed."""
         opened = self._opened.own
         if opened.process != os.getpid():  # a forked worker must not share file positions with its parent
             opened.reset_after_fork(closing=True)
@@ -324,13 +323,13 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
         return found
 
     def fingerprint(self) -> str:
-        """Return the shards' names and sizes; their folder may change."""
+        """Return the shards' names and numbers of samples. Their folder is left out, so it may change."""
         names = [f"{shard_name(shard)}:{index.count}" for shard, index in zip(self.shards, self._indexes, strict=True)]
         return f"{self.kind} {', '.join(names)}"
 
     @property
     def ends(self) -> Int64Array:
-        """Where each shard ends in the dataset (S,)."""
+        """The index after the last sample of each shard, (S,) int64."""
         return self._ends
 
     def close(self) -> None:
@@ -338,20 +337,20 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
         self._opened.own.close()
 
     def close_shards(self, parts: Iterable[int]) -> None:
-        """Close those of this thread's open shards that have these numbers."""
+        """Close the shards with these numbers, if this thread has them open."""
         opened = self._opened.own
         if opened.process == os.getpid():
             opened.close_some(parts)
 
     def _look_ahead(self, part: int, wanted: Int64Array) -> None:
-        """If samples are read in their order, begin to download the shard after `part`, and close those before it."""
+        """If samples are read in sequence, begin to download the shard after `part`, and close those before it."""
         first, last = int(wanted[0]), int(wanted[-1])
         is_run, skipped = last - first == len(wanted) - 1, first - self._last_read - 1
         self._last_read = last
         handles = self._opened.own.handles
         if not is_run or not 0 <= skipped < _WORKERS * len(wanted):
             return
-        if not skipped:  # no other process reads this epoch
+        if not skipped:  # no other worker shares this sequential read
             self.close_shards([one for one in handles if _FETCHED < one < part])
         following = self.shards[part + 1 : part + 2]
         fetched = getattr(handles.get(_FETCHED), "url", None)
@@ -380,7 +379,7 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
         return samples
 
     def _open(self, opened: OpenFiles, shard: str, index: ShardIndex) -> object:
-        """Open a shard; if too many files are open, first close all others of this thread."""
+        """Open a shard. If too many files are open, close this thread's other shards and try again."""
         try:
             return self.open(shard, index)
         except OSError as error:
@@ -399,12 +398,12 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
             raise
 
     def __getstate__(self) -> dict[str, object]:
-        limit = FileLimit(self._limit.handles, self._limit.files_each)  # a copy has its own
+        limit = FileLimit(self._limit.handles, self._limit.files_each)  # a copy of the dataset counts its own files
         return self.__dict__ | {"_limit": limit, "_opened": PerThread(OpenFiles, limit)}
 
 
 def shards_within(dataset: Any) -> ShardedDataset | None:
-    """Return the dataset of shards itself, or the one within a split, subset or map; None if there is none."""
+    """Return the ShardedDataset that a dataset is, or that it wraps as a split, subset or map; None without one."""
     while not isinstance(dataset, ShardedDataset):
         if not defines(dataset, "dataset"):
             return None
@@ -413,7 +412,7 @@ def shards_within(dataset: Any) -> ShardedDataset | None:
 
 
 def group_places(numbers: Int64Array) -> Iterator[tuple[int, Int64Array]]:
-    """Yield each number that occurs in `numbers` (B,), in ascending order, and its places in their order."""
+    """Yield each distinct number in `numbers` (B,), in ascending order, with its positions in ascending order."""
     order = np.argsort(numbers, kind="stable")
     found, starts = np.unique(numbers[order], return_index=True)
     yield from zip(found.tolist(), np.split(order, starts[1:]), strict=False)

@@ -1,4 +1,4 @@
-"""Shards of records that lie one behind another; the index has where each begins and ends."""
+"""Base of shards whose records are spans of bytes. The index holds where each record begins and ends."""
 
 from typing import Any
 
@@ -8,7 +8,10 @@ from loaderkit.datasets.shards.sharded import ShardedDataset
 
 
 class SpannedDataset(ShardedDataset):
-    """A dataset whose indexes have spans: the offsets are (N, 2), the first byte of each record and the byte after its last."""
+    """A dataset whose records are spans of bytes.
+
+    The offsets in its indexes are (N, 2): the first byte of each record, and the byte after its last.
+    """
 
     @staticmethod
     def has_offsets(index: ShardIndex) -> bool:

@@ -1,4 +1,4 @@
-"""Windows of one length over flat files of tokens."""
+"""Windows of a fixed length over flat files of tokens."""
 
 import warnings
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from loaderkit.files.urls import Urls, is_remote, shard_name
 from loaderkit.system.arrays import Int64Array, native
 from loaderkit.system.types import Array, DType
 
-_HEADED = {(20240520, 1): "<u2", (20240801, 7): "<u4"}  # magic and version, of 256 numbers (int32) before the tokens
+_HEADED = {(20240520, 1): "<u2", (20240801, 7): "<u4"}  # llm.c's magic and version; its header has 256 numbers (int32)
 _HEADER = 1024
 
 
@@ -29,17 +29,16 @@ _HEADER = 1024
 class _Tokens:
     flat: Array
     windows: Array  # (T - length + 1, length), a view; (0, length) if the shard is shorter than a window
-    tiles: Array | None  # (T // length, length), windows side by side: 0.8 of the time, see benchmarks/tokens.py
+    tiles: Array | None  # (T // length, length), no overlap: gathers in 0.8 of the time, see benchmarks/tokens.py
 
 
 class TokenDataset(MappedDataset):
     """Windows of memory-mapped tokens.
 
-    Of `.npy` files (T,), files of bare numbers (nanoGPT), or llm.c's.
-    Window i of a shard begins at token i * stride and does not reach into the next
-    shard. Tokens keep their dtype, so that fewer bytes go to the device: widen
-    them there (`batch.long()`). For inputs and targets shifted by one, use windows of
-    T + 1 tokens with a stride of T.
+    The files are `.npy` files (T,), files of bare numbers (nanoGPT), or those of llm.c. Window i of a shard begins at
+    token i * stride and does not reach into the next shard. Tokens keep their dtype, so that fewer bytes are copied to
+    the device: widen them there (`batch.long()`). For inputs and targets shifted by one, use windows of T + 1 tokens
+    with a stride of T.
 
     Args:
         urls: A path, folder, glob or URL, or a list of them. Remote files need a cache.
@@ -91,7 +90,7 @@ class TokenDataset(MappedDataset):
         self.dtype: DType | None = None if dtype is None else np.dtype(dtype)
         if self.dtype is not None and self.dtype.kind not in "iu":
             raise ValueError(f"TokenDataset: dtype is {self.dtype}, wanted integers such as uint16.")
-        self._bare = dtype is not None  # `.bin` files have no header, so that a remote one is not read to be counted
+        self._bare = dtype is not None  # bare files have no header: a remote one need not be read to count its tokens
         self._tokens: dict[str, int] = {}
         self._starts: dict[str, int] = {}  # first byte of the tokens, after a header
         super().__init__(urls, transform=transform, max_open=max_open, storage=storage)
@@ -157,7 +156,7 @@ class TokenDataset(MappedDataset):
         ]
 
     def fingerprint(self) -> str:
-        """Return the files' names and sizes, and how they are cut into windows."""
+        """Return the files' names and numbers of windows, and how they are cut into windows."""
         cut = f"length={self.length} stride={self.stride} {self.remainder} {self.dtype}"
         return f"{cut} {sum(self._tokens.values())} tokens {super().fingerprint()}"
 
@@ -189,7 +188,7 @@ class TokenDataset(MappedDataset):
 
 
 def _refuse_litdata(shard: str) -> None:
-    """Raise a ShardError if a local file of bare numbers is a chunk of litdata: its head would be read as tokens."""
+    """Raise a ShardError if a local file is a chunk of litdata: its header would be read as tokens."""
     if not is_remote(shard) and is_of(Path(shard).parent, "litdata"):
         one = FORMATS["litdata"]
         raise ShardError(
@@ -199,7 +198,7 @@ def _refuse_litdata(shard: str) -> None:
 
 
 def _declared(file: BinaryIO) -> tuple[DType, int] | None:
-    """Return the dtype and the number of tokens that llm.c's header says; None for another file."""
+    """Return the dtype and the number of tokens that a header of llm.c declares; None if there is no such header."""
     magic, version, tokens = np.frombuffer(file.read(12).ljust(12, b"\0"), "<i4").tolist()
     declared = _HEADED.get((magic, version))
     return None if declared is None else (np.dtype(declared), tokens)

@@ -1,1 +1,1 @@
-"""Data without an index: named shards, each read from a sample on."""
+"""Streams: data without an index. Each named shard is read in sequence, from any sample on."""

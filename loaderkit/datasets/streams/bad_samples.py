@@ -1,4 +1,4 @@
-"""A lane without its bad samples, which it reports."""
+"""A lane that leaves out bad samples, and reports them."""
 
 from collections import deque
 
@@ -13,7 +13,7 @@ _MOST = 1000  # bad samples in a row
 class SkippingLane(PulledLane):
     """A lane of the samples that can be read and transformed.
 
-    It applies all steps when it reads a sample: only then is it known whether a batch has another sample.
+    It applies all steps when it reads a sample: only then is it known whether another good sample follows.
 
     Raises:
         BadSamplesError: From `fill` and `take`, if a thousand samples in a row are bad.
@@ -23,9 +23,9 @@ class SkippingLane(PulledLane):
         super().__init__()
         self._lane, self._policy = lane, policy
         self._in_a_row = 0
-        self._passed: list[BadSample] = []  # after the last good sample that was pulled
+        self._passed: list[BadSample] = []  # bad samples after the last good one that was pulled
         self._before: deque[list[BadSample]] = deque()  # for each sample read ahead, the bad ones before it
-        self._report: list[BadSample] = []  # those before what was taken
+        self._report: list[BadSample] = []  # bad samples to report: those before the samples that were taken
         self._first: Exception | None = None
 
     def fill(self, count: int) -> bool:
@@ -46,7 +46,10 @@ class SkippingLane(PulledLane):
         return pending
 
     def report(self, *, over: bool) -> tuple[list[BadSample], Exception | None]:
-        """Return the bad samples since the last report and the first error; if nothing more is taken, also those read ahead."""
+        """Return the bad samples since the last report, and the first error of all.
+
+        If `over`, nothing more is taken from the lane, so bad samples read ahead are reported too.
+        """
         if over:
             self._report += [bad for passed in [*self._before, self._passed] for bad in passed]
             self._before.clear()

@@ -1,4 +1,4 @@
-"""Packed rows in an order in which all lanes have rows of like cost at the same time."""
+"""Packed rows, ordered so that all lanes deliver rows of similar cost at the same time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from loaderkit.system.names import function_name
 class Balanced(Windows):
     """Windows of packed rows, sorted by cost and delivered in an order that is the same for all lanes.
 
-    Lanes know nothing of each other. Each delivers the n-th dearest row of its window at the same time as the others.
+    Lanes do not communicate. Each delivers its window's n-th most expensive row at the same time as the others.
 
     Args:
-        size: Rows of a window.
+        size: Number of rows in a window.
         rows: How the rows are packed.
-        cost: What a document costs by its length.
+        cost: The cost of a document, by its length.
     """
 
     rows: Rows
@@ -48,7 +48,7 @@ class Balanced(Windows):
         return _BalancedLane(below, self, spec)
 
     def cost_of(self, row: PendingSample) -> float:
-        """Return what a row costs: its documents and its padding. A row that failed costs nothing."""
+        """Return a row's cost: the sum over its documents and its padding; 0 for a row that failed."""
         if type(row.sample) is Failed:
             return 0.0
         lengths = [self.rows.length(document) for document in row.sample]

@@ -1,4 +1,4 @@
-"""`batch`: consecutive samples of a lane together as one."""
+"""`batch`: makes one sample out of consecutive samples of a lane."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from loaderkit.system.checks import plain_integer
 
 @dataclass(frozen=True)
 class Batches:
-    """Consecutive samples of a lane together as one."""
+    """The verb `batch`: makes one sample out of `size` consecutive samples of a lane."""
 
     size: int
     drop_last: bool
@@ -42,17 +42,17 @@ class Batches:
 
 
 class _BatchLane(PulledLane):
-    """Gives the bad samples that it meets while it reads a batch, each by itself, then the batch."""
+    """Yields the bad samples found while reading a batch, one by one as `Failed`, and then the batch."""
 
     def __init__(self, below: Below, batches: Batches, spec: LaneSpec) -> None:
         super().__init__()
         self._batches, self._spec = batches, spec
         inner = Place(*spec.place.inner) if spec.place.inner else Place(spec.place.cycle)
         self._below = below.open(spec.lane, inner, spec.path, spec.policy)
-        self._start: Place | None = None  # of the batch that was read, in the lane below
+        self._start: Place | None = None  # where the batch that was read begins in the lane below
         self._samples: list[PendingSample] = []  # of that batch
-        self._failed: list[PendingSample] = []  # read with it
-        self._used = spec.place.used  # bad samples that were given already
+        self._failed: list[PendingSample] = []  # bad samples read with that batch
+        self._used = spec.place.used  # bad samples that were yielded already
 
     def _source_place(self) -> Place:
         inner = self._below.place if self._start is None else self._start
@@ -74,7 +74,7 @@ class _BatchLane(PulledLane):
         return [PendingSample([each.sample for each in samples], seed, first.shard, first.number, steps)]
 
     def _read(self) -> None:
-        """Read the samples of the next batch, and apply their steps."""
+        """Read the samples of the next batch, and apply their maps."""
         size, policy, start = self._batches.size, self._spec.policy, self._below.place
         samples: list[PendingSample] = []
         failed: list[PendingSample] = []

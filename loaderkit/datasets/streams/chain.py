@@ -55,7 +55,10 @@ class _Chain(Composed):
 
 
 def lanes_of(streams: Sequence[StreamDataset], lane: int) -> list[int]:
-    """Return the lane of each stream in a chain: it starts in the lanes that have no shard of the stream before."""
+    """Return the lane that a chain's lane reads in each stream.
+
+    Each stream is shifted, so that its shards first go to the lanes that have fewer shards of the streams before it.
+    """
     lanes = []
     for stream in streams:
         lanes.append(lane)

@@ -1,4 +1,4 @@
-"""The base of streams that are made of several: one after another, or mixed."""
+"""The base of streams made of several streams: chained or interleaved."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ from loaderkit.system.digests import digest
 
 
 class Composed(StreamDataset):
-    """The base of streams that are made of several, with the same lanes and seed.
+    """The base of streams made of several streams with the same lanes and seed.
 
     Args:
-        what: The function that makes it, for messages.
+        what: Name of the function that makes the stream, for messages.
         streams: The streams.
 
     Raises:
@@ -59,6 +59,6 @@ class Composed(StreamDataset):
         return [f"{self.what} of {len(self.streams)} streams:", *below]
 
     def orders(self) -> str:
-        """Return the orders of the streams, or their digest."""
+        """Return the names of the streams' orders; a digest of them if they are longer than 200 characters."""
         text = "; ".join(stream.order() for stream in self.streams)
         return text if len(text) <= 200 else f"{len(self.streams)} streams, {digest(text)}"

@@ -1,4 +1,4 @@
-"""Data without an index: named shards, each read from some sample on."""
+"""`StreamDataset`: data without an index, read from named shards in sequence, from any sample on."""
 
 import copy
 import inspect
@@ -37,31 +37,31 @@ Read = Callable[[str, int], Iterable[object]]
 class StreamDataset(torch_data.IterableDataset[Any]):
     """Samples of named shards whose lengths are unknown.
 
-    Such as logs, services, or compressed files.
-    Each epoch deals the shards to lanes. A lane is a part of the stream that one worker reads in sequence; ranks and workers
-    share the lanes. Samples come in the shards' order, or shuffled within windows. A run that resumes within a window
-    reads that window again. So a shard must give the same samples whenever it is read in an epoch.
+    Shards may be logs, pages of a service, or compressed files. Each epoch deals the shards to lanes. A lane is a part
+    of the stream that one worker reads in sequence; ranks and workers share the lanes. Samples come in the shards'
+    order, or shuffled within windows. A run that resumes within a window reads that window again. So a shard must give
+    the same samples each time it is read in an epoch.
 
-    A `Loader` makes batches of it, each of samples of one lane, and resumes exactly, also on another number of ranks. It has
-    no `len()` without `steps`. Another IterableDataset splits itself over ranks and workers, and resumes only on the same
-    number of them. In a bare `torch.utils.data.DataLoader` a StreamDataset yields single samples, each once over ranks and
-    workers; call `set_epoch` before each epoch there.
+    A `Loader` makes batches of a StreamDataset, each from samples of one lane. It resumes exactly, even on another
+    number of ranks. The Loader has no `len()` without `steps`. Any other IterableDataset must split itself over ranks
+    and workers, and resumes only on the same number of them. A plain `torch.utils.data.DataLoader` yields a
+    StreamDataset's single samples, each once over ranks and workers; call `set_epoch` before each epoch there.
 
     Args:
         shards: The names of the shards: paths, URLs, page numbers, dates.
         read: Called with a shard's name and a number `start`. It returns an iterable of the shard's samples from sample
-            `start` on. What it draws belongs to the sample that is read next. See `LineReader`, `TarReader`,
-            `PageReader`, `LogReader`, and `from_start` for a function that cannot skip.
+            `start` on. Random numbers that it draws come from the seed of the sample that is read next. See
+            `LineReader`, `TarReader`, `PageReader`, `LogReader`, and `from_start` for a function that cannot skip.
         transform: Called with each sample, under the sample's own seed: the first `map`.
         lanes: How many shards are read together, over all ranks and workers. Give at least ranks x workers. The order
             depends on it.
         window: How many samples of a lane are shuffled together, and held in memory.
         shuffle: Shuffle the shards, and the samples within windows.
-        seed: Decides the order, and what transforms draw.
-        share: How many lanes share a shard, each reading every share-th block of it. Use it if there are fewer shards than
-            lanes, or a huge shard. `read` is called for each block: it must skip to the block without reading what comes before,
-            and must give nothing from beyond the shard's end. The order depends on it.
-        block: Samples in such a block.
+        seed: Determines the order, and the random numbers of transforms.
+        share: How many lanes share a shard, each reading every share-th block of it. Use it if there are fewer shards
+            than lanes, or a huge shard. `read` is called for each block: it must skip to the block without reading the
+            samples before it, and must give no samples if the start is beyond the shard's end. The order depends on it.
+        block: Number of samples in such a block.
 
     Raises:
         ValueError: If there are no shards, two have the same name, or a number is out of range. Also if shards are to be
@@ -113,7 +113,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         self._start(() if transform is None else (Step(transform),))
 
     def _check(self) -> None:
-        """Refuse settings that are out of range, or that the reader does not allow."""
+        """Raise a ValueError for settings that are out of range, or that the reader does not allow."""
         if not self.shards:
             raise ValueError("stream: there are no shards, wanted at least one name. Check the pattern they come from.")
         if len(set(self.shards)) < len(self.shards):
@@ -148,17 +148,17 @@ class StreamDataset(torch_data.IterableDataset[Any]):
 
     @property
     def shares(self) -> int:
-        """The most lanes that have something to read."""
+        """How many lanes can have something to read: the number of shards, or of shares of shards."""
         return len(self.shards) * self.share
 
     @property
     def grows(self) -> bool:
-        """Whether it reads files that grow, which cannot be shuffled."""
+        """Whether the stream reads files that grow, and so cannot be shuffled."""
         return bool(getattr(self.read, "grows", False))
 
     @property
     def rows(self) -> Rows | None:
-        """The rows that the samples are, after `pack`."""
+        """The settings of packed rows, if the samples are such rows; else None."""
         rows = getattr(self.read, "rows", None)
         return rows if isinstance(rows, Rows) else None
 
@@ -172,28 +172,29 @@ class StreamDataset(torch_data.IterableDataset[Any]):
     def filter(self, predicate: Predicate) -> Self:
         """Return a stream without the samples for which a predicate is false.
 
-        The predicate gets a sample after the preceding maps, and may draw under the sample's own seed. A resume does not
-        read dropped samples again. A state does not name the predicate: a resume with another one is accepted, which then judges
-        the samples that were not read yet.
+        The predicate gets a sample after the preceding maps, and may draw random numbers under the sample's own seed. A
+        resume does not read dropped samples again. A state does not name the predicate: a resume with another one is
+        accepted, and applies it to the samples that were not read yet.
         """
         return self._with(Step(predicate, is_filter=True))
 
     def take(self, count: int) -> "StreamDataset":
         """Return a stream of the first samples, or of all if there are fewer.
 
-        Each lane that has a shard gives an equal part, so the samples do not depend on ranks and workers. If a lane has fewer
-        samples than its part, others do not make up for it. A bad sample counts.
+        Each lane that has a shard gives an equal part, so the samples do not depend on ranks and workers. If a lane has
+        fewer samples than its part, the stream has fewer than `count`. A bad sample counts.
         """
         return DerivedStream(self, Part(count, skips=False))
 
     def skip(self, count: int) -> "StreamDataset":
-        """Return a stream without the samples that `take` gives. It reads and drops them at the start of each epoch."""
+        """Return a stream without the samples that `take` gives: each epoch begins by reading and dropping them."""
         return DerivedStream(self, Part(count, skips=True))
 
     def shuffle(self, window: int = 1024) -> "StreamDataset":
-        """Return a stream whose samples are shuffled in windows, in another order each epoch.
+        """Return a stream whose samples are shuffled in windows, in a new order each epoch.
 
-        It shuffles the shards too, unless a `filter` or another verb than `map` comes before. A resume reads a window again.
+        The shards are shuffled too, unless a `filter` or another verb than `map` comes before. A resume reads its
+        window again.
 
         Args:
             window: How many samples of a lane are shuffled together, and held in memory.
@@ -214,13 +215,14 @@ class StreamDataset(torch_data.IterableDataset[Any]):
     def batch(self, size: int, *, drop_last: bool = False, collate_fn: Collate = stack) -> "StreamDataset":
         """Return a stream of batches, each made of consecutive samples of a lane.
 
-        Use it if later verbs work on batches; give the Loader `batch_size=None` then. Else leave batches to the Loader: they can
-        then be of any size after a resume.
+        Use it if later verbs work on batches, and then give the Loader `batch_size=None`. Otherwise leave batches to
+        the Loader: it can change their size on a resume.
 
-        The last batch of each lane may be smaller, so an epoch has up to as many short batches as lanes. Batches belong to lanes,
-        so they do not depend on the number of ranks or workers. A sample draws under its own seed, `collate_fn` and later maps
-        under the batch's. A bad sample is left out, and the next one of the lane takes its place. A batch for which a later map
-        fails is one bad sample; errors of `collate_fn` are always raised.
+        The last batch of each lane may be smaller, so an epoch has up to as many short batches as lanes. Batches belong
+        to lanes, so they do not depend on the number of ranks or workers. A sample is read under its own seed;
+        `collate_fn` and later maps run under the batch's seed. A bad sample is left out, and the next one of the lane
+        takes its place. A batch for which a later map fails is one bad sample; errors of `collate_fn` are always
+        raised.
 
         Args:
             size: Samples of a batch.
@@ -254,16 +256,17 @@ class StreamDataset(torch_data.IterableDataset[Any]):
     ) -> "StreamDataset":
         """Return a stream of rows of a fixed length, each packed with several documents.
 
-        A sample before is a document: a dict with its tokens, or the tokens themselves. A sample after is a row: a list of
-        documents. A Loader makes batches of rows with `PackCollate`, if it has no `collate_fn`. A later `map` gets a row and
-        returns a row.
+        Each sample so far is a document: a dict with its tokens, or the tokens themselves. Each sample of the new
+        stream is a row: a list of documents. A Loader makes batches of rows with `PackCollate`, if it has no
+        `collate_fn`. A later `map` gets a row and returns a row.
 
-        In each lane some documents wait for a row. A row takes the one that has waited longest, then the longest that still
-        fit. With 128 waiting documents about 0.5 % of a row stays empty. A state says where the waiting documents are, and
-        a resume reads and tokenizes them again. Rows belong to lanes, so they do not depend on the number of ranks or
-        workers.
+        In each lane some documents wait for a row. A row takes the document that has waited longest, then repeatedly
+        the longest one that still fits. With 128 waiting documents about 0.5 % of a row stays empty. A state holds the
+        positions of the waiting documents, and a resume reads and tokenizes them again. Rows belong to lanes, so they
+        do not depend on the number of ranks or workers.
 
-        A document without tokens is in no row. One that cannot be read, tokenized or packed is a bad sample of the Loader.
+        A document without tokens is in no row. A document that cannot be read, tokenized or packed counts as a bad
+        sample for the Loader's `BadSamples`.
 
         Args:
             row_length: Tokens of a row.
@@ -271,9 +274,11 @@ class StreamDataset(torch_data.IterableDataset[Any]):
             fields: Other fields with one value for each token, and the value that pads them: {"weights": 0}.
             too_long: What happens to a document longer than a row. "split" cuts it: its full rows come at once, and its
                 end waits. "drop" leaves it out, "error" makes it a bad sample.
-            waiting: Documents of a lane that wait, or more if they are short. More make fuller rows, and a longer start.
-            balance: What a document costs by its length: `lk.AttentionCost(hidden_size=...)`, or a function from lengths (N,) to
-                costs (N,). Then each lane sorts windows of rows by cost, and all lanes deliver rows of like cost at the same time.
+            waiting: Number of documents that wait in a lane; more if they are short. With more, rows are fuller, but
+                the start takes longer.
+            balance: The cost of a document by its length: `lk.AttentionCost(hidden_size=...)`, or a function from
+                lengths (N,) to costs (N,). Then each lane sorts windows of rows by cost, and all lanes deliver rows of
+                similar cost at the same time.
             together: Rows of a lane that are sorted together, and held in memory, with `balance`. A resume reads them again.
 
         Raises:
@@ -305,7 +310,10 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         return stream
 
     def open(self, lane: int, place: Place, path: Sequence[int] = (), policy: BadSamples = RAISE) -> Lane:
-        """Read a lane from a place on. `path` leads to this stream inside composed streams."""
+        """Return a lane that is read from a place on.
+
+        `path` has the number of the stream at each level of composed streams, down to this one.
+        """
         filters = [number for number, step in enumerate(self._steps, 1) if step.is_filter]
         cut = filters[-1] if filters else 0
         reader = self._lane(LaneSpec(lane, place, path, self._steps[:cut] if cut else self._steps, policy))
@@ -315,7 +323,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         return LaneReader(self, spec)
 
     def flaw(self, lane: int, place: Sequence[Any]) -> str | None:
-        """Say what a place in a state should be instead; None if the lane can be there."""
+        """Return in words what a state's place should be instead; None if the lane can be at this place."""
         if not are_counts(place):
             return "a list of counts: cycle, shard, sample, used and position"
         return self._flaw(lane, Place(*place))
@@ -330,7 +338,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
 
     def fingerprint(self) -> str:
         """Return a description of the shards; a resume compares it."""
-        own = fingerprint_of_reader(self.read)  # if it reads other data than its shards' names tell
+        own = fingerprint_of_reader(self.read)  # for readers whose data depends on more than the shards' names
         text = "\x1f".join([*self.shards, *([] if own is None else [own])])
         return f"{len(self.shards):,} shards ({digest(text)})"
 
@@ -341,7 +349,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         return f"stream-1 in {self.lanes} lanes, {shuffled}{shared}"
 
     def deal(self, cycle: int, lane: int, path: Sequence[int] = ()) -> list[ShardShare]:
-        """Return what a lane reads in a cycle, in order."""
+        """Return the shards, or shares of shards, that a lane reads in a cycle (an epoch), in order."""
         key = cycle, tuple(path)
         if self._order is None or self._order[0] != key:
             numbers = np.arange(len(self.shards), dtype=np.int64)
@@ -355,7 +363,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         ]
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next `iter()` in a bare DataLoader; a Loader counts epochs itself."""
+        """Set the epoch of the next `iter()` in a plain torch DataLoader; a Loader counts epochs itself."""
         self._epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[Any]:
@@ -386,7 +394,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
 
 
 class DerivedStream(StreamDataset):
-    """A stream made of another by a verb."""
+    """A stream made from another by a verb, such as `take` or `pack`."""
 
     def __init__(self, stream: StreamDataset, verb: Verb) -> None:
         self.stream, self.verb = stream, verb
@@ -433,7 +441,7 @@ def _grows(read: object, what: str = "shuffle=True") -> ValueError:
 
 
 def _check_read(read: Callable[..., object]) -> None:
-    """Refuse a function that does not take a shard and a start."""
+    """Raise a TypeError for a function that does not take a shard and a start."""
     try:
         signature = inspect.signature(read)
     except (TypeError, ValueError):
@@ -448,9 +456,8 @@ def _check_read(read: Callable[..., object]) -> None:
 
 
 def from_start(read: Callable[[str], Iterable[object]]) -> Read:
-    """Return a reader made of a function that only reads whole shards.
+    """Return a `StreamDataset` reader from a function that reads whole shards.
 
-    It is for `StreamDataset`.
     To start at a later sample, the reader reads and drops the samples before it.
 
     Args:
@@ -468,7 +475,7 @@ def from_start(read: Callable[[str], Iterable[object]]) -> Read:
 
 @dataclass(frozen=True)
 class FromStart:
-    """A reader that reads and drops the samples before the first one wanted."""
+    """A reader that starts at a sample by reading and dropping those before it."""
 
     skips: ClassVar[bool] = False
 
@@ -481,7 +488,7 @@ class FromStart:
 
 
 def check_skipped(shard: str, found: int, start: int) -> None:
-    """Raise a ValueError if a shard has fewer samples than were read of it before."""
+    """Raise a ValueError if a shard has fewer samples (`found`) than were read from it earlier (`start`)."""
     if found < start:
         raise ValueError(
             f"cannot resume: shard {shard!r} has {found:,} samples, {start:,} of it were read before. "

@@ -12,7 +12,7 @@ from loaderkit.seeding.keys import mixed_word
 class FilteredLane(PulledLane):
     """A lane without the samples that its filters drop.
 
-    The filters are among the steps of `lane`; `steps` come after the last filter.
+    The filters are among the steps of `lane`. `steps` are those after the last filter.
     """
 
     def __init__(self, lane: Lane, steps: Sequence[Step], policy: BadSamples) -> None:

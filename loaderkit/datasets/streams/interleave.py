@@ -13,23 +13,23 @@ from loaderkit.system.state import COUNT
 
 Ends = Literal["all", "first", "again"]
 
-_REPEATS = 1 << 20  # the most often that a stream is read again in one cycle of the mixture
-_MOST_EMPTY = 100  # passes of a stream without a sample, after one with samples
+_REPEATS = 1 << 20  # most passes over a stream in one cycle (epoch) of the mixture
+_MOST_EMPTY = 100  # empty passes over a stream in a row, after one with samples
 _SCALE = 1 << 40  # weights become integers, so that the order is the same on every machine
 
 
 def interleave(weights: Mapping[StreamDataset, float], *, ends: Ends = "all") -> StreamDataset:
     """Return a stream that mixes several streams in proportion to weights.
 
-    After any number of samples of a lane, each stream has given its share, exact to one sample (Tijdeman, Discrete
+    After any number of samples of a lane, each stream has given its share, to within one sample (Tijdeman, Discrete
     Mathematics 1980).
 
     Args:
         weights: A weight above 0 for each stream; they need not sum to 1. The streams have the same `lanes` and `seed`. Their
             samples still draw different random numbers.
-        ends: What happens in a lane when one stream ends. "all": the others go on in proportion, and each sample comes once
-            an epoch. "first": the lane's epoch ends, and the rest of the others is left out. "again": the stream starts
-            again, in another order if it shuffles, until each stream has ended once.
+        ends: What happens in a lane when one stream ends. "all": the others go on in proportion, and each sample comes
+            once an epoch. "first": the lane's epoch ends, and the other streams' remaining samples are left out.
+            "again": the stream starts again, in a new order if it is shuffled, until each stream has ended once.
 
     Warns:
         UserWarning: If a stream has nothing to read in some lanes, and ends is "all".
@@ -85,7 +85,7 @@ class _Interleave(Composed):
         return _InterleavedLane(self, spec)
 
     def first_cycle(self, cycle: int) -> int:
-        """Return the first cycle of the streams in a cycle of the mixture."""
+        """Return the streams' cycle number at the start of a cycle of the mixture."""
         # A stream that starts again takes the next cycle number; the numbers of two cycles of the mixture stay apart.
         return cycle * _REPEATS if self.ends == "again" else cycle
 
@@ -140,7 +140,7 @@ class _InterleavedLane(PulledLane):
         return with_steps(pending, self._spec.steps)
 
     def _pick(self) -> int | None:
-        """Return the number of the stream whose turn it is; None at the end."""
+        """Return the number of the stream that gives the next sample; None at the end."""
         here = range(len(self._inner))
         live = [number for number in here if self._inner[number].fill(1)]
         if len(live) < len(here):
@@ -151,7 +151,7 @@ class _InterleavedLane(PulledLane):
         return most_due(live, self._stream.weights, self._counts) if live else None
 
     def _start_again(self, live: list[int]) -> list[int]:
-        """Start the streams that have ended again; return those with samples, or none if each has ended once."""
+        """Restart the streams that have ended. Return the numbers of streams with samples; none once each has ended."""
         here = range(len(self._inner))
         if all(number not in live or self._inner[number].place.cycle > self._first for number in here):
             return []
@@ -172,7 +172,7 @@ class _InterleavedLane(PulledLane):
 
 
 def most_due(live: Sequence[int], weights: Sequence[int], counts: Sequence[int]) -> int:
-    """Return which live stream is next; each count then stays within one sample of its share."""
+    """Return the live stream that gives the next sample, so that each count stays within one sample of its share."""
     if len(live) == 1:
         return live[0]
     whole = sum(weights[number] for number in live)
@@ -180,5 +180,5 @@ def most_due(live: Sequence[int], weights: Sequence[int], counts: Sequence[int])
     scale = 2 * len(live) - 2
     lag = {number: scale * (weights[number] * position - counts[number] * whole) for number in live}
     due = [number for number in live if lag[number] >= whole] or live
-    # Of the streams whose turn may be now, the one with the earliest deadline.
+    # Of the streams that may come now, take the one with the earliest deadline.
     return min(due, key=lambda number: (((scale - 1) * whole - lag[number]) / weights[number], number))

@@ -1,4 +1,4 @@
-"""One lane of a stream: shards read one after another.
+"""One lane of a stream: it reads its shards one after another, and a place says where it is.
 
 Samples may be shuffled within windows. A run that resumes within a window reads that window again.
 """
@@ -20,22 +20,23 @@ from loaderkit.system.state import COUNT
 from loaderkit.system.worker_info import in_worker_process
 
 _END = object()
-_OWN = 5  # numbers of a place; those of inner places follow
-_FAILURES = 32  # in a row, before a shard is given up
+_OWN = 5  # numbers in a place, before those of inner places
+_FAILURES = 32  # failed reads in a row after which a shard raises an error
 
 
 class Place(tuple[int, ...]):
     """Where a lane is: `used` samples into the window that starts at a sample of a shard.
 
-    It is a tuple of five integers. A lane of a composed stream appends the places of the lanes it reads.
+    A place is a tuple of five integers. Lanes that read other lanes append the places of those. Each kind of lane may
+    use the numbers in its own way.
 
     Args:
         cycle: How often the lane has been read to its end.
-        shard: The row of the shard among the lane's.
+        shard: The number of the shard among those of the lane.
         sample: The number of the window's first sample in that shard.
-        used: Samples of the window that were taken; 0 without shuffling.
+        used: How many samples of the window were taken; 0 without shuffling.
         position: The number of the window's first sample in the lane.
-        inner: The places of the lanes that a composed lane reads.
+        inner: The places of the lanes that this lane reads.
     """
 
     __slots__ = ()
@@ -53,7 +54,7 @@ class Place(tuple[int, ...]):
     inner = property(operator.itemgetter(slice(5, None)))
 
     def with_used(self, used: int) -> "Place":
-        """Return the place this many samples into the window."""
+        """Return the place `used` samples into the same window."""
         return Place(self.cycle, self.shard, self.sample, used, self.position)
 
     def __getnewargs__(self) -> tuple[object, ...]:
@@ -61,12 +62,15 @@ class Place(tuple[int, ...]):
 
 
 def are_counts(place: Sequence[object]) -> bool:
-    """Say whether a place from a state has the numbers that a Place needs. A composed stream multiplies cycles."""
+    """Return whether a place from a state has the numbers that a Place needs.
+
+    A cycle may exceed the limit of other counts, because `interleave` multiplies it.
+    """
     return len(place) >= _OWN and type(place[0]) is int and place[0] >= 0 and all(map(COUNT.holds, place[1:_OWN]))
 
 
 class ShardShare(NamedTuple):
-    """What one lane reads of a shard: its blocks number, number + shares, number + 2 shares, ..."""
+    """What one lane reads of a shard: the blocks `number`, `number + shares`, `number + 2 * shares`, ..."""
 
     shard: str
     number: int = 0
@@ -78,27 +82,27 @@ class Lane(Protocol):
 
     @property
     def place(self) -> Place:
-        """The place of the next sample that `take` returns."""
+        """Where the next sample that `take` returns is."""
 
     def fill(self, count: int) -> bool:
-        """Read until this many samples can be taken; say whether they can."""
+        """Read ahead until `count` samples can be taken. Return False if the lane has fewer left."""
 
     def take(self, count: int) -> list[PendingSample]:
-        """Return up to this many samples."""
+        """Return the next `count` samples, or fewer at the lane's end."""
 
 
 class LaneSpec(NamedTuple):
-    """What a lane is opened with."""
+    """The arguments with which a lane is opened."""
 
     lane: int  # its number
     place: Place  # where to start
-    path: Sequence[int]  # to its stream inside composed streams, so that samples of different streams draw differently
-    steps: Sequence[Step]  # for each sample
+    path: Sequence[int]  # numbers of the stream in composed streams; part of the samples' seeds
+    steps: Sequence[Step]  # to apply to each sample
     policy: BadSamples  # if reading fails; a sample that is left out becomes `Failed`
 
 
 class Shards(Protocol):
-    """What a lane of shards needs from its stream."""
+    """What a `LaneReader` needs from its stream."""
 
     read: Callable[[str, int], Iterable[object]]
     window: int
@@ -107,13 +111,13 @@ class Shards(Protocol):
     block: int
 
     def deal(self, cycle: int, lane: int, path: Sequence[int] = ()) -> list[ShardShare]:
-        """Return what a lane reads, in order."""
+        """Return the shares of shards that a lane reads in a cycle, in order."""
 
 
 class _Read(NamedTuple):
     sample: object
-    position: int  # in the lane, in the order of delivery
-    shard: int  # among the lane's
+    position: int  # number in the lane, in the order of delivery
+    shard: int  # number among the lane's shards
     number: int  # in that shard
 
 
@@ -182,7 +186,7 @@ class LaneReader:
         ]
 
     def _read(self, count: int) -> bool:
-        """Read a window of up to this many samples; say whether there is any."""
+        """Read a window of up to `count` samples. Return False if there are none left."""
         stream, start = self._stream, self._next
         positions = np.arange(start.position, start.position + count, dtype=np.int64)
         samples: list[_Read] = []
@@ -221,7 +225,7 @@ class LaneReader:
         return next(self._iterator, _END)
 
     def _read_again(self, error: Exception, shard: str, number: int, enter: Callable[[], None]) -> object:
-        """Open the shard again at a sample that failed, and read it; or leave the sample out, if the policy says so."""
+        """Reopen the shard at a sample that failed, and retry; return `Failed` if the policy leaves the sample out."""
 
         def again() -> object:
             self._iterator = None  # an iterator that raised has ended

@@ -1,8 +1,8 @@
-"""Packed streams: documents, whose lengths nobody knows before, in rows of a fixed length.
+"""Packed streams: documents of unknown lengths are packed into rows of a fixed length.
 
-A lane holds documents that wait for a row. Each row takes the one that has waited longest, then the longest that still fit.
-A place holds no documents. It says where the first waiting one is in the lane below, and which of those from there on wait.
-A resume reads these again.
+A lane holds documents that wait for a row. Each row takes the document that has waited longest, then repeatedly the
+longest one that still fits. A place holds no documents. It says where the first waiting document is in the lane below,
+and which documents from there on wait (one bit each). A resume reads the waiting ones again.
 """
 
 from bisect import bisect_right, insort
@@ -25,21 +25,21 @@ from loaderkit.system.state import COUNT
 
 TooLong = Literal["split", "error", "drop"]
 
-_BITS = 48  # of an integer in a place: every JSON reader keeps 53
+_BITS = 48  # bits used of an integer in a place: every JSON reader keeps 53
 _TOGETHER = 16  # documents that are read together
-_ROWS = 2  # the tokens of this many rows wait, too: short documents would not fill one
+_ROWS = 2  # the waiting documents have at least the tokens of this many rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Makes rows of documents. A row is a list of documents, or pieces of documents, for `PackCollate`.
+    """The settings of packed rows. A row is a list of documents, or pieces of documents, for `PackCollate`.
 
     Args:
         row_length: Tokens of a row.
         tokens: The field with a document's tokens.
         fields: Other fields with one value for each token, and the value that pads them.
         too_long: What happens to a document longer than a row.
-        waiting: Documents of a lane that wait for a row.
+        waiting: Number of documents of a lane that wait for a row.
     """
 
     row_length: int
@@ -89,14 +89,22 @@ class Rows:
         return None
 
     def cannot_stack(self) -> ValueError:
-        """Return the error for rows that are to be stacked."""
+        """Return the error for an attempt to stack packed rows."""
         return ValueError(
             "batch: the samples are packed rows, which do not stack. Give "
             f"collate_fn=loaderkit.PackCollate(row_length={self.row_length}), or leave batches to the Loader: batch_size=..."
         )
 
     def document(self, sample: Any) -> Any:
-        """Return a sample with arrays in the fields that are cut. A sample that is no mapping is the tokens itself."""
+        """Return a sample as a document: its tokens and `fields` become arrays.
+
+        A sample that is not a mapping is the tokens themselves.
+
+        Raises:
+            KeyError: If a field is missing.
+            ValueError: If the fields have other lengths than the tokens, or the document is longer than a row and must
+                not be.
+        """
         if not isinstance(sample, Mapping):
             document = _as_array(getattr(sample, "ids", sample), self.tokens)
         else:
@@ -125,7 +133,7 @@ class Rows:
         return len(document[self.tokens] if isinstance(document, dict) else document)
 
     def piece(self, document: object, start: int, stop: int) -> object:
-        """Return a copy of a document with only the tokens from `start` to `stop`. A view would keep the whole in memory."""
+        """Return a document with a copy of the tokens from `start` to `stop`. A view would keep the whole in memory."""
 
         def cut(values: Any) -> object:
             part = values[start:stop]
@@ -137,7 +145,7 @@ class Rows:
 
 
 def batches_cannot_be_packed() -> ValueError:
-    """Return the error for batches that are to be packed."""
+    """Return the error for an attempt to pack batches."""
     return ValueError(
         "pack: the samples are batches, wanted documents. Pack before: pack(...).batch(...), or make a document of each batch: "
         "batch(..., collate_fn=list).map(join).pack(...)."
@@ -145,7 +153,7 @@ def batches_cannot_be_packed() -> ValueError:
 
 
 class _Document(NamedTuple):
-    place: Place  # of the lane below, before it
+    place: Place  # of the lane below, before this document
     pending: PendingSample
     sample: Any  # the document, what is left of it, or Failed
     length: int
@@ -158,14 +166,14 @@ class _PackedLane(PulledLane):
         self._rows, self._spec, self._step = rows, spec, Step(rows.document)
         self._keys = ("row", below.seed, place.cycle, spec.lane, *spec.path)
         self._made = place.position  # rows
-        self._cut = place.used  # rows made of the document that is being cut, or will be once it is read again
-        self._cutting: _Document | None = None  # longer than a row; counts as unread until only its end is left
-        self._next = 0  # the number of the next document; they are counted from where this lane was opened
+        self._cut = place.used  # rows made of the document being cut, or to skip of the next long one after a resume
+        self._cutting: _Document | None = None  # the document being cut; counts as unread until only its end is left
+        self._next = 0  # number of the next document, counted from where this lane was opened
         self._waiting: dict[int, _Document] = {}  # by number
         self._fitting: list[tuple[int, int]] = []  # their lengths and negative numbers, sorted
-        self._tokens = 0  # that wait
+        self._tokens = 0  # in the waiting documents
         self._failed: deque[int] = deque()  # documents that wait to be reported
-        self._read: deque[_Document] = deque()  # and not looked at yet
+        self._read: deque[_Document] = deque()  # documents read ahead
         inner, read, words = Place(place.cycle), 0, list[int]()
         if place.inner:
             start = place.inner[0] + 1
@@ -196,7 +204,7 @@ class _PackedLane(PulledLane):
                 return [self._best_row()] if self._waiting else []
 
     def _look_at_next(self) -> bool:
-        """Let the next document wait, or begin to cut it; say whether there is one."""
+        """Let the next document wait for a row, or begin to cut it. Return False at the end."""
         if not self._read:
             self._read += self._documents(self._read_below(_TOGETHER))
         if not self._read:
@@ -210,7 +218,7 @@ class _PackedLane(PulledLane):
         return True
 
     def _wait(self, document: _Document) -> None:
-        """Let a document wait, unless it is empty or too long."""
+        """Let a document wait for a row, unless it is empty or too long."""
         number, self._next = self._next, self._next + 1
         if type(document.sample) is Failed:
             self._failed.append(number)
@@ -222,7 +230,7 @@ class _PackedLane(PulledLane):
         self._waiting[number] = document
 
     def _cut_row(self, document: _Document) -> PendingSample:
-        """Make a row of the next piece of a document longer than a row. Its end, shorter than a row, then waits."""
+        """Make a row of a long document's next piece. After its last full row, the rest waits for another row."""
         length = self._rows.row_length
         row = self._rows.piece(document.sample, self._cut * length, (self._cut + 1) * length)
         self._cut += 1
@@ -232,12 +240,12 @@ class _PackedLane(PulledLane):
         return self._row([document._replace(sample=row)])
 
     def _end_of(self, document: _Document) -> _Document:
-        """Return what is left of a document after its full rows."""
+        """Return the rest of a document after its full rows, shorter than a row."""
         whole, length = document.length, document.length % self._rows.row_length
         return document._replace(sample=self._rows.piece(document.sample, whole - length, whole), length=length)
 
     def _best_row(self) -> PendingSample:
-        """Make a row of the document that has waited longest, and the longest that still fit."""
+        """Make a row of the document that has waited longest, and then of the longest ones that still fit."""
         number: int | None = next(iter(self._waiting))
         row, free = [], self._rows.row_length
         while number is not None:
@@ -259,7 +267,7 @@ class _PackedLane(PulledLane):
         )
 
     def _read_below(self, count: int) -> list[tuple[Place, PendingSample]]:
-        """Read up to this many documents, each with the place before it."""
+        """Read up to `count` samples of the lane below, each with its place."""
         found: list[tuple[Place, PendingSample]] = []
         self._below.fill(count)
         while len(found) < count:
@@ -270,7 +278,7 @@ class _PackedLane(PulledLane):
         return found
 
     def _documents(self, read: Sequence[tuple[Place, PendingSample]]) -> Iterable[_Document]:
-        """Apply the steps of samples."""
+        """Apply the samples' steps, and make documents of them."""
         steps = [pending._replace(steps=(*pending.steps, self._step)) for _, pending in read]
         with seeds_of(steps) as seeds:
             samples = [apply_steps(each, seeds, row, self._spec.policy) for row, each in enumerate(steps)]
@@ -278,7 +286,7 @@ class _PackedLane(PulledLane):
             yield _Document(place, pending, sample, 0 if type(sample) is Failed else self._rows.length(sample))
 
     def _restore(self, read: int, words: Sequence[int]) -> None:
-        """Read again the documents that wait, among the next `read` ones."""
+        """Read the waiting documents again after a resume. `words` has a bit for each of the next `read` documents."""
         while self._next < read:
             found = self._read_below(min(_TOGETHER, read - self._next))
             if not found:
@@ -294,7 +302,7 @@ class _PackedLane(PulledLane):
                 self._wait(self._end_of(document) if document.length > self._rows.row_length else document)
 
     def _check_cut(self, document: _Document) -> None:
-        """Refuse a document that is shorter than the rows that were made of it."""
+        """Raise a ValueError for a document that has become shorter than the rows already made of it."""
         if type(document.sample) is Failed:
             self._cut = 0
         elif self._cut and self._cut >= document.length // self._rows.row_length:
@@ -313,7 +321,7 @@ class _PackedLane(PulledLane):
 
 
 def _as_array(value: object, name: str) -> object:
-    """Return the values of a document's tokens, an array (T, *)."""
+    """Return a field of a document as an array or tensor (T, *); raise a ValueError if it is not numbers."""
     try:
         found = value if isinstance(value, np.ndarray | Tensor) else np.asarray(value)
     except ValueError:  # lists of different lengths

@@ -1,4 +1,4 @@
-"""The base of lanes that pull samples from another lane."""
+"""The base of lanes that read other lanes."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -8,10 +8,10 @@ from loaderkit.datasets.streams.samples import PendingSample
 
 
 class PulledLane(ABC):
-    """A lane that pulls samples one after another, and keeps those that were filled but not taken."""
+    """A lane that keeps the samples read by `fill` until `take` returns them. A subclass defines how to read."""
 
     def __init__(self) -> None:
-        self._ahead: deque[tuple[PendingSample, Place]] = deque()  # each with the place before it
+        self._ahead: deque[tuple[PendingSample, Place]] = deque()  # each with its place
 
     @property
     def place(self) -> Place:
@@ -38,4 +38,4 @@ class PulledLane(ABC):
 
     @abstractmethod
     def _pull(self, count: int) -> list[PendingSample]:
-        """Return one to `count` samples; none at the end."""
+        """Return the next samples, 1 to `count`; an empty list at the end."""

@@ -28,8 +28,8 @@ _POLL_S = 0.05
 class LineReader:
     r"""Reads the lines of files, plain or compressed; a line is JSON by default.
 
-    Compressed by gzip, bzip2 or xz.
-    Blank lines are no samples. To start at a later line, it decompresses the lines before it without parsing them.
+    Compression may be gzip, bzip2 or xz. Blank lines are skipped. To start at a later line, the reader decompresses the
+    lines before it without parsing them.
 
     Args:
         parse: Makes a sample of a line's bytes, without the line end.
@@ -61,9 +61,9 @@ class LineReader:
 class TarReader:
     """Reads samples of tar archives, plain or compressed.
 
-    They have the layout of `TarDataset`.
-    The files of one key follow each other and form one sample: a dict with `__key__` and one entry for each extension. To start
-    at a later sample, it decompresses the files before it without decoding them.
+    They have the layout of `TarDataset`. The files of one key follow each other and form one sample: a dict with
+    `__key__` and one entry for each extension. To start at a later sample, the reader decompresses the files before it
+    without decoding them.
 
     Args:
         decode: Maps an extension to a function that decodes a file's bytes, as for `TarDataset`.
@@ -72,9 +72,9 @@ class TarReader:
         storage: How to reach remote files.
 
     Raises:
-        ValueError: While reading, if a file is neither regular nor a directory, or its name leads out of the archive. Also if
-            a sample has an extension twice, or its files do not follow each other; the first of them have then been
-            read as a sample.
+        ValueError: While reading, if a member is neither a regular file nor a directory, or its name leads out of the
+            archive. Also if a sample has an extension twice, or its files are not consecutive; the first of these files
+            have then been read as a sample.
         ShardError: While reading, if a file cannot be decoded.
         tarfile.ReadError: While reading, if the archive is damaged, or is cut before its end mark.
 
@@ -103,7 +103,7 @@ class TarReader:
         check_decoder("TarReader", self.decoder)
 
     def fingerprint(self) -> str | None:
-        """Return the decoder if its pixels may be others than usual."""
+        """Return the picture decoder's name if its pixels may differ from the default's; else None."""
         return decoder_fingerprint(self.decoder).strip() or None
 
     def __call__(self, shard: str, start: int) -> Iterator[dict[str, object]]:
@@ -163,7 +163,7 @@ def _samples(shard: str, storage: Storage | None) -> Iterator[tuple[str, dict[st
         tarfile.open(fileobj=plain, mode="r|", tarinfo=_Member) as archive,
     ):
         for member in archive:
-            archive.members.clear()  # type: ignore[attr-defined]  # else it keeps them, a kilobyte each
+            archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps all members, a kilobyte each
             if member.isdir():
                 continue
             name = member.name
@@ -175,7 +175,7 @@ def _samples(shard: str, storage: Storage | None) -> Iterator[tuple[str, dict[st
             folder, slash, base = name.rpartition("/")
             stem, _, extension = base.partition(".")
             if not stem or not extension or (name.startswith("__") and name.split("/")[0].endswith("__")):
-                continue  # hidden, without an extension, or metadata, as in TarDataset
+                continue  # skip hidden files, files without an extension, and metadata, as TarDataset does
             key, extension = folder + slash + stem, extension.lower()
             if key != current:
                 if files:
@@ -199,7 +199,7 @@ def _samples(shard: str, storage: Storage | None) -> Iterator[tuple[str, dict[st
 class PageReader:
     """Reads a service that gives samples in pages of one size.
 
-    It starts at any page without reading those before.
+    The reader starts at any page without reading the pages before it.
 
     Args:
         fetch: Called with a shard's name and a page's number, from 0; returns the page's samples. A page that is not full is
@@ -239,12 +239,14 @@ class PageReader:
 class LogReader:
     r"""Reads the lines of files that grow.
 
-    It waits for the rest of a line that has no line end yet.
-    A resume continues after the last line that was used, with the lines that have been added. Such streams cannot be shuffled.
+    With `idle_s`, the reader waits for the rest of a line that has no line end yet. Without it, such a line is left
+    out. A resume continues after the last line that was used, with the lines that have been added. Such streams cannot
+    be shuffled.
 
     Args:
         parse: Makes a sample of a line's bytes, without the line end.
-        idle_s: End when no whole line has come for this many seconds. None ends where the file ends when it is opened.
+        idle_s: End when no complete line has come for this many seconds. None ends at the end that the file had when it
+            was opened.
 
     Examples:
         >>> import pathlib

@@ -1,4 +1,4 @@
-"""Samples between a lane and a batch, and the steps that transform them."""
+"""Samples that a lane has read, and the steps (maps and filters) that are applied to them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,18 +13,18 @@ from loaderkit.system.worker_info import in_worker_process
 
 
 class Step(NamedTuple):
-    """A function that `map` or `filter` applies to a sample, or that makes a batch of the samples of a `batch`."""
+    """A function that `map` or `filter` applies to a sample, or that `batch` applies to a list of samples."""
 
     function: Transform
     is_filter: bool = False
-    is_collate: bool = False  # its errors are always raised, as those of a Loader's collate function
+    is_collate: bool = False  # its errors are always raised, like those of a Loader's collate function
 
     def __str__(self) -> str:
         return f"{'filter' if self.is_filter else 'map'}({function_name(self.function)})"
 
 
 class PendingSample(NamedTuple):
-    """A sample as it was read, with the steps that are still to be applied."""
+    """A sample with the steps that are still to be applied."""
 
     sample: Any
     seed: int
@@ -36,12 +36,12 @@ class PendingSample(NamedTuple):
 class Failed(NamedTuple):
     """Takes the place of a sample that could not be read or transformed, and is left out."""
 
-    error: str  # its type and message
+    error: str  # the error's type and message
     cause: Exception
 
     @classmethod
     def of(cls, error: Exception) -> "Failed":
-        """Keep an error that is not raised, without its frames."""
+        """Return a Failed for an error, without its traceback."""
         failed = cls(describe(error), portable(error))
         drop_traceback(error)
         return failed
@@ -51,7 +51,7 @@ DROPPED = object()
 
 
 def with_steps(pending: list[PendingSample], steps: Sequence[Step]) -> list[PendingSample]:
-    """Return samples with more steps after their own."""
+    """Return the samples with further steps appended to their own."""
     return [each._replace(steps=(*each.steps, *steps)) for each in pending] if steps else pending
 
 
@@ -84,12 +84,12 @@ def apply_steps(pending: PendingSample, seeds: SampleSeeds, row: int, policy: Ba
 def transform_samples(
     pending: Sequence[PendingSample], finish: Callable[[list[Any], SampleSeeds], object] | None = None
 ) -> Any:
-    """Apply the steps of several samples, each under its own seed; `finish` makes a batch of them under their seeds."""
+    """Return samples after their steps, each applied under its own seed, or `finish(samples, seeds)` if given."""
     with seeds_of(pending) as seeds:
         samples = [apply_steps(each, seeds, row) for row, each in enumerate(pending)]
         return samples if finish is None else finish(samples, seeds)
 
 
 def seeds_of(pending: Sequence[PendingSample]) -> SampleSeeds:
-    """Return the samples' seeds. In the main process they restore the random generators, which belong to the user."""
+    """Return the samples' seeds. In the main process, using them restores the user's random generators afterwards."""
     return SampleSeeds(np.array([each.seed for each in pending], dtype=np.uint64), restore=not in_worker_process())

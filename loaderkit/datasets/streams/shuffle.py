@@ -16,7 +16,7 @@ from loaderkit.system.checks import plain_integer
 
 @dataclass(frozen=True)
 class Windows:
-    """Samples shuffled in windows, which a resume reads again."""
+    """The verb `shuffle`: shuffles samples in windows of `size`. A resume reads its window again."""
 
     size: int
 
@@ -43,7 +43,7 @@ class Windows:
 
 
 class WindowLane(PulledLane):
-    """A lane whose samples are read in windows, each delivered in another order."""
+    """A lane that reads samples in windows, and delivers each window in a random order."""
 
     def __init__(self, below: Below, size: int, spec: LaneSpec) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class WindowLane(PulledLane):
         self._keys = ("shuffled", below.seed, place.cycle, spec.lane, *spec.path)
         inner = Place(*place.inner) if place.inner else Place(place.cycle)
         self._below = below.open(spec.lane, inner, spec.path, spec.policy)
-        self._start, self._position = inner, place.position  # of the window
+        self._start, self._position = inner, place.position  # where the window begins
         self._window: Sequence[PendingSample] = ()  # in the order of delivery
         self._used = 0
         if place.used:
@@ -80,7 +80,7 @@ class WindowLane(PulledLane):
 
     def _read(self) -> None:
         """Read the next window."""
-        self._below.fill(1)  # else the place may be that of an end that nobody has met yet
+        self._below.fill(1)  # moves the place past the end of a shard
         self._start, self._used = Place(*self._below.place), 0
         found = self._below.take(self._size)
         positions = np.arange(self._position, self._position + len(found), dtype=np.int64)

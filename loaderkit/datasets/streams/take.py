@@ -1,4 +1,4 @@
-"""`take` and `skip`: the first samples of a stream, or all but these."""
+"""`take` and `skip`: the first samples of a stream, or all others."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ from loaderkit.system.checks import plain_integer
 
 @dataclass(frozen=True)
 class Part:
-    """The first `count` samples over all lanes, or all but these. Each lane that has a shard gives an equal part."""
+    """The first `count` samples over all lanes, or all others. Each lane that has a shard gives an equal part."""
 
     count: int
-    skips: bool  # the first samples, or takes them
+    skips: bool  # whether to skip the first samples instead of taking them
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "count", plain_integer(self.count))
@@ -39,7 +39,7 @@ class Part:
         return flaw_below(below, lane, place.cycle, place.inner)
 
     def _of_lane(self, below: Below, lane: int) -> int:
-        """Return the part of a lane."""
+        """Return how many of the `count` samples are a lane's part."""
         lanes = min(below.lanes, below.shares)
         each, more = divmod(self.count, lanes)
         return each + (lane < more) if lane < lanes else 0

@@ -1,4 +1,4 @@
-"""The base of streams that are made of another one: their order, how a lane is read, and which places a state may have."""
+"""The interface of verbs, which make one stream from another: order, lanes, and valid places."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -15,33 +15,33 @@ class Below(Protocol):
 
     @property
     def shares(self) -> int:
-        """The most lanes that have something to read."""
+        """How many lanes can have something to read."""
 
     def open(self, lane: int, place: Place, path: Sequence[int] = (), policy: BadSamples = ...) -> Lane:
         """Read a lane from a place on."""
 
     def flaw(self, lane: int, place: Sequence[int]) -> str | None:
-        """Say what a place in a state should be instead."""
+        """Return in words what a state's place should be instead; None if it is valid."""
 
 
 class Verb(Protocol):
-    """Makes one stream of another. Its lanes read the lanes of that stream, and keep their places in their own."""
+    """Makes one stream from another. Its lanes read that stream's lanes, whose places they append to their own."""
 
     def __str__(self) -> str:
-        """Return the verb as it is called."""
+        """Return the verb as a call, such as "take(3)"."""
 
     def order(self) -> str:
-        """Return the verb, with its version and all settings that the order depends on."""
+        """Return a name for the verb's order, with its version and all settings that the order depends on."""
 
     def lane(self, below: Below, spec: LaneSpec) -> Lane:
         """Read a lane from a place on."""
 
     def flaw(self, below: Below, lane: int, place: Place) -> str | None:
-        """Say what a place in a state should be instead; None if the lane can be there."""
+        """Return in words what a state's place should be instead; None if the lane can be at this place."""
 
 
 def flaw_below(below: Below, lane: int, cycle: int, place: Sequence[int]) -> str | None:
-    """Say what a place in the stream below should be instead."""
+    """Return in words what a place in the stream below should be instead; None if it is valid."""
     if flaw := below.flaw(lane, place):
         return f"{flaw} (in the stream below)"
     return None if place[0] == cycle else f"cycle {cycle} in the stream below too"

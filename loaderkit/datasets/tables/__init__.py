@@ -1,1 +1,1 @@
-"""Tables in memory, and the statistics that turn their columns into numbers."""
+"""Tables in memory, and the statistics of the training data that turn columns into numbers."""

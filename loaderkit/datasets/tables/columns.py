@@ -1,4 +1,4 @@
-"""What a table's columns mean, and the statistics that turn them into numbers."""
+"""The roles of a table's columns, and the statistics that turn columns into numbers."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +43,7 @@ _FORM = {
 
 
 def _are_rows(rows: Any, holds: Callable[[Sequence[Any]], bool]) -> bool:
-    """Say whether rows begin with different names, and the rest of each holds."""
+    """Return whether rows begin with distinct names, and `holds` is true for the rest of each row."""
     if not _is_list(rows) or not all(_is_list(row) and row and isinstance(row[0], str) for row in rows):
         return False
     return len({row[0] for row in rows}) == len(rows) and all(holds(row[1:]) for row in rows)
@@ -71,7 +71,7 @@ class TableColumns:
         target: The column to predict.
         task: Default: "classification" for text, booleans and integers, "regression" for floats.
         numeric: Columns of numbers, standardised to mean 0 and standard deviation 1.
-        categorical: Columns of categories, which may be written as numbers.
+        categorical: Columns of categories. Their values may be numbers.
         ignore: Columns to leave out.
         missing: What to do with a missing number: "raise" an error, or fill in the training data's
             "mean" or "median". A missing category is an error with "raise", otherwise unknown.
@@ -117,14 +117,14 @@ class TableColumns:
 class TableStatistics:
     """Statistics of the training data's columns: plain values, small enough for a checkpoint.
 
-    Of each numeric column: mean, population's standard deviation (1 for a constant column), and the
-    replacement of a missing value. `target`, `missing` and `unknown` are those of the TableColumns.
+    `numeric` has for each numeric column its mean, its population standard deviation (1 for a constant column), and the
+    replacement for a missing value. `target`, `missing` and `unknown` are those of the TableColumns.
     """
 
     numeric: Mapping[str, tuple[float, float, float]]
-    categorical: Mapping[str, list[Value]]  # sorted, with the codes 1, 2, ...
+    categorical: Mapping[str, list[Value]]  # each column's categories, sorted; their codes are 1, 2, ...
     target: str | None
-    classes: list[Value] | None  # sorted, with the codes 0, 1, ...; None for a regression
+    classes: list[Value] | None  # sorted; their codes are 0, 1, ...; None without classes, as for a regression
     missing: Missing
     unknown: Unknown
 
@@ -161,7 +161,7 @@ class TableStatistics:
         )
 
     def encode(self, table: Table, where: str, *, with_target: bool) -> dict[str, Array]:
-        """Turn a table of N rows, which messages call `where`, into arrays; ignore columns that were not fitted.
+        """Turn a table of N rows into arrays. Columns without statistics are ignored; messages call the table `where`.
 
         Returns:
             "numeric" (N, columns) float32, "categorical" (N, columns) int64, and "target" (N,) int64 or

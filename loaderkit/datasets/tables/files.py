@@ -29,10 +29,10 @@ def read_table(
     delimiter: str,
     storage: Storage | None,
 ) -> Table:
-    """Read a table from columns of equal length by name, or from files with the same columns.
+    """Read a table from a mapping of columns of equal length, or from files with the same columns.
 
-    The columns `text` of a CSV file stay text, even if all their values are numbers. Messages call the table
-    `where`. The other settings are those of TableDataModule.
+    The columns in `text` of a CSV file stay text, even if all their values are numbers. The columns in `ignore` are
+    left out. Messages call the table `where`. The other settings are those of TableDataModule.
     """
     if (found := columns_of(data)) is not None:
         columns = {
@@ -65,7 +65,7 @@ def read_table(
 def _read_files(
     shards: Sequence[str], where: str, missing_values: Sequence[str], delimiter: str, storage: Storage | None
 ) -> "pa.Table":
-    """Read files with the same columns as one table of Arrow."""
+    """Read files with the same columns as one Arrow table."""
     import pyarrow as pa
 
     tables: list[pa.Table] = []
@@ -106,7 +106,7 @@ def _read_file(file: BinaryIO, shard: str, missing_values: Sequence[str], delimi
     parse = pa.csv.ParseOptions(delimiter="\t" if shard.endswith(".tsv") else delimiter, newlines_in_values=True)
     names = pa.csv.open_csv(file, parse_options=parse).schema.names
     file.seek(0)
-    # Read as text, because Arrow infers a column's type from the first megabyte alone.
+    # Read as text, because Arrow infers a column's type from only the first megabyte.
     kinds = pa.csv.ConvertOptions(
         column_types=dict.fromkeys(names, pa.string()), null_values=list(missing_values), strings_can_be_null=True
     )

@@ -21,11 +21,11 @@ from loaderkit.datasets.tables.values import (
     refuse_missing,
 )
 
-_MOST_CLASSES = 100  # more different integers may be amounts: the user must give the task
+_MOST_CLASSES = 100  # an integer target with more distinct values may be amounts: the user must give the task
 
 
 def fit_table(table: Table, columns: TableColumns, where: str) -> TableStatistics:
-    """Fit statistics to training data."""
+    """Compute the statistics of training data. Messages call the table `where`."""
     named = [*columns.numeric, *columns.categorical, *([] if columns.target is None else [columns.target])]
     if unknown := [name for name in named if name not in table]:
         raise ValueError(f"{where}: has no columns {unknown}, its columns are {list(table)}.")
@@ -53,7 +53,7 @@ def fit_table(table: Table, columns: TableColumns, where: str) -> TableStatistic
 
 
 def _is_numeric(column: Column, where: str) -> bool:
-    """Return whether a column without a role is numeric; refuse text that is mostly numbers."""
+    """Return whether a column without a given role is numeric; raise a ValueError for text that is mostly numbers."""
     if not isinstance(column, Categories):
         return True
     text = [value for value in column.values if isinstance(value, str)]

@@ -1,4 +1,4 @@
-"""A table's columns in memory: numbers, or categories with codes."""
+"""A table's columns in memory: numbers, or categories with integer codes."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -30,10 +30,14 @@ Table = Mapping[str, Column]
 
 
 def as_column(values: object, where: str) -> Column:
-    """Return a sequence, array or tensor (N,) as a column."""
+    """Return a sequence, array or tensor (N,) as a column: numbers as an array, text and booleans as Categories.
+
+    Raises:
+        ValueError: If it has another shape, or holds values of several kinds or of another kind.
+    """
     array = np.asarray(values)
     if array.dtype.kind == "U" and not hasattr(values, "dtype"):
-        array = np.asarray(values, dtype=object)  # else numbers among text would become text
+        array = np.asarray(values, dtype=object)  # else numpy would turn numbers among text into text
     if array.ndim != 1:
         raise ValueError(f"{where}: has the shape {array.shape}, wanted (rows,).")
     if array.dtype.kind in "iuf":
@@ -57,7 +61,7 @@ def as_column(values: object, where: str) -> Column:
 
 
 def as_numbers(column: Column, where: str) -> npt.NDArray[np.float64]:
-    """Return a column's numbers (N,), with NaN for missing ones; refuse text and infinite numbers."""
+    """Return a column's numbers (N,) float64, NaN where missing; raise a ValueError for text or infinite numbers."""
     if isinstance(column, Categories):
         text = [value for value in column.values if isinstance(value, str)]
         if text:
@@ -80,7 +84,7 @@ def as_numbers(column: Column, where: str) -> npt.NDArray[np.float64]:
 
 
 def as_categories(column: Column) -> Categories:
-    """Return a column as categories; floats that are whole numbers become integers."""
+    """Return a column as categories. If all its floats are whole numbers, they become integers."""
     if isinstance(column, Categories):
         return column
     missing = np.isnan(column) if column.dtype.kind == "f" else np.zeros(len(column), dtype=bool)
@@ -93,19 +97,19 @@ def as_categories(column: Column) -> Categories:
 
 
 def recode(column: Categories, values: list[Value], where: str) -> Int64Array:
-    """Return the index of each row's category in `values`, -1 if it is not there."""
+    """Return the index of each row's category in `values` (N,); -1 if it is missing or not in `values`."""
     if values and column.values and kind_of(column.values, where) != kind_of(values, where):
         raise ValueError(
             f"{where}: holds {kind_of(column.values, where)} such as {column.values[0]!r}, but was fitted to "
             f"{kind_of(values, where)} such as {values[0]!r}. Give it the type of the training data."
         )
     codes = {value: code for code, value in enumerate(values)}
-    # A missing value's code -1 takes the last entry.
+    # A missing value has the code -1, which selects the last entry.
     return np.array([*(codes.get(value, -1) for value in column.values), -1], dtype=np.int64)[column.codes]
 
 
 def kind_of(values: Iterable[Value], where: str) -> str:
-    """Return the values' kind, "text", "booleans", "numbers" or "nothing"; refuse several kinds, or another one."""
+    """Return "text", "booleans", "numbers" or "nothing"; raise a ValueError for values of several or other kinds."""
     names = {str: "text", bool: "booleans", int: "numbers", float: "numbers"}
     kinds = sorted({names.get(type(value), type(value).__name__) for value in values})
     if len(kinds) > 1 or not set(kinds) <= set(names.values()):
@@ -114,7 +118,7 @@ def kind_of(values: Iterable[Value], where: str) -> str:
 
 
 def is_number(text: Value) -> bool:
-    """Return whether a text is a number."""
+    """Return whether Python can parse a text as a float."""
     try:
         float(text)
     except ValueError:
@@ -131,7 +135,7 @@ FILL_TARGET = "Fill them in, or leave out these rows."
 
 
 def refuse_missing(missing: npt.NDArray[np.bool_], where: str, way_out: str) -> None:
-    """Raise ValueError if a value is missing."""
+    """Raise a ValueError if any entry of `missing` (N,) is true."""
     if missing.any():
         raise ValueError(
             f"{where}: {int(missing.sum()):,} of {len(missing):,} values are missing, the first in row "
@@ -140,7 +144,7 @@ def refuse_missing(missing: npt.NDArray[np.bool_], where: str, way_out: str) -> 
 
 
 def refuse_unknown(column: Categories, unknown: npt.NDArray[np.bool_], values: list[Value], where: str) -> None:
-    """Raise ValueError if a category is not in the training data."""
+    """Raise a ValueError if any row of `unknown` (N,) has a category that is not among `values`."""
     if unknown.any():
         row = int(unknown.argmax())
         raise ValueError(

@@ -1,1 +1,1 @@
-"""Samples in tar shards in the WebDataset layout, read by seeking."""
+"""Tar shards: the WebDataset layout, Megatron Energon's folders and lhotse's Shar, read by random access."""

@@ -37,7 +37,7 @@ from loaderkit.system.digests import digest
 
 Decoder = Callable[[bytes], object]
 T = TypeVar("T")
-_ENERGON = "energon-1"  # kind of an index with the samples' starts alone
+_ENERGON = "energon-1"  # kind of an index that has only the samples' starts
 
 
 DECODERS: dict[str, Decoder] = {
@@ -67,14 +67,15 @@ class TarDataset(ShardedDataset[OpenTar | OpenIndexed]):
             a decoder stays bytes. So do `pyd`, `pickle` and `pkl`, as unpickling runs code that is in the file. `DECODERS` unpack
             what ends in `.gz`, and then decode it (`json.gz`). None decodes nothing. `DECODERS | {"jpg": mine}` changes one decoder.
         max_pixels: The largest picture that `DECODERS` decode, width times height; None for any.
-        decoder: What decodes JPEG in `DECODERS`: "torchvision", "torchcodec" or "pillow". The first two give the same pixels. None is torchcodec if
-            it is installed, else torchvision. Pillow decodes everything else. A run resumes with its decoder.
+        decoder: What decodes JPEG in `DECODERS`: "torchvision", "torchcodec" or "pillow". The first two give the same
+            pixels. None is torchcodec if it is installed, else torchvision. Pillow decodes other formats. A run must
+            resume with the same decoder.
         transform: Called with each decoded sample; its result replaces the sample.
         index_dir: Folder of the index files. None: LOADERKIT_INDEX_DIR, else `~/.cache/loaderkit/index`.
         max_open: Shards that a process keeps open, with all its threads.
         storage: How to reach remote files, and where to keep copies.
-        split: Of a folder that Megatron Energon prepared, the split to read: its files in `.nv-meta/split.yaml`, without the files
-            and samples that are excluded there.
+        split: Name of the split to read, for a folder that Megatron Energon prepared. `.nv-meta/split.yaml` lists its
+            files, and the files and samples to leave out.
 
     Raises:
         FileNotFoundError: If there are no shards.
@@ -125,13 +126,17 @@ class TarDataset(ShardedDataset[OpenTar | OpenIndexed]):
         return max(super()._draws(), self._decoders_draw)
 
     def scan(self, shard: str) -> tuple[int, Int64Array]:
-        """Return the number of samples and the packed `TarTable`."""
+        """Return a shard's number of samples, and its packed `TarTable`."""
         with self.open_file(shard) as file:
             table = index_tar(file, self.stat(shard).size_bytes, shard)
         return len(table.ends), table.pack()
 
     def _index(self, shard: str, folders: FolderIndexes) -> ShardIndex:
-        """Return a shard's index; of a folder that Energon prepared, from its own index file, unless keys of samples are needed."""
+        """Return a shard's index.
+
+        If a split of an Energon folder is read, the index comes from the shard's own index file, unless samples are
+        left out by key.
+        """
         if self._split is None or shard in self.excluded_keys:
             return super()._index(shard, folders)
         found = self.stat(shard)
@@ -150,7 +155,7 @@ class TarDataset(ShardedDataset[OpenTar | OpenIndexed]):
         return indexes
 
     def fingerprint(self) -> str:
-        """Return the shards' names and sizes, which samples a split leaves out, and Pillow if it decodes."""
+        """Return the shards' names and counts, the samples that a split leaves out, and Pillow if it decodes."""
         left_out = sorted((shard_name(shard), sorted(keys)) for shard, keys in self.excluded_keys.items())
         found = super().fingerprint() + (f" without {digest(json.dumps(left_out).encode())}" if left_out else "")
         return found + decoder_fingerprint(self.decoder)
@@ -183,7 +188,7 @@ class TarDataset(ShardedDataset[OpenTar | OpenIndexed]):
         return [sample for block in handle.read(rows.tolist()) for sample in to_samples(self._decode_all([block]))]
 
     def read_columns(self, indices: Sequence[int] | Int64Array) -> dict[str, list[object]] | list[dict[str, object]]:
-        """Return decoded samples (B,): one list for each field if all samples have the same fields, else a list of samples.
+        """Return decoded samples (B,): a list per field if all samples have the same fields, else a list of samples.
 
         Raises:
             IndexError: If an index is not in the dataset.
@@ -199,14 +204,14 @@ class TarDataset(ShardedDataset[OpenTar | OpenIndexed]):
         return found
 
     def _decode_all(self, blocks: Sequence[Block]) -> dict[str, list[object]]:
-        """Decode samples with the same fields, field by field."""
+        """Decode samples with the same fields (B,), field by field. Return a list (B,) for each field."""
         columns: dict[str, list[object]] = {"__key__": [key for block in blocks for key in block.keys]}
         for number, name in enumerate(blocks[0].extensions):
             contents = list(chain.from_iterable(block.files(number) for block in blocks))
             values: list[object] = []
             try:
                 self._decode_field(name, contents, values)
-            except (ImportError, MemoryError):  # not a fault of the file
+            except (ImportError, MemoryError):  # not the file's fault
                 raise
             except Exception as error:
                 shard, key, offset = find_file(blocks, number, len(values))
@@ -219,7 +224,7 @@ class TarDataset(ShardedDataset[OpenTar | OpenIndexed]):
         """Decode files with one extension and append the results to `values`."""
         decode = self._decoder(name)
         if decode is decode_picture:
-            with contextlib.suppress(ValueError):  # the loop below finds out which file it is
+            with contextlib.suppress(ValueError):  # the loop below finds the file that fails
                 values += decode_pictures(contents, max_pixels=self._max_pixels, decoder=self.decoder)
                 return
         packed = decode is unpack_gzip
@@ -238,7 +243,7 @@ class TarDataset(ShardedDataset[OpenTar | OpenIndexed]):
 
 
 def _to_order(parts: Mapping[int, tuple[list[int], list[int]]], *columns: list[T]) -> list[list[T]]:
-    """Sort columns (B,), read shard by shard, into the order of their indices."""
+    """Sort columns (B,) that were read shard by shard into the order of the batch."""
     places = [place for part, _ in parts.values() for place in part]
     back = sorted(range(len(places)), key=places.__getitem__)
     return [list(map(column.__getitem__, back)) for column in columns]

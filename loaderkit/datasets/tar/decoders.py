@@ -1,4 +1,4 @@
-"""Decoders of the formats that WebDataset writes into tar files. None of them unpickles."""
+"""Decoders of the file formats that WebDataset writes into tar archives. None of them unpickles objects."""
 
 import gzip
 import io
@@ -15,7 +15,7 @@ from loaderkit.datasets.shards.npyheader import decode_npy
 from loaderkit.system.types import Array
 
 _TEN_MAGIC = b"~TenBin~"
-_TEN_ALIGNED = 64  # bytes; each part fills whole multiples
+_TEN_ALIGNED = 64  # bytes; each part is padded to a multiple
 _TEN_TYPES = frozenset(("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"))
 
 
@@ -25,7 +25,7 @@ def unpack_gzip(data: bytes) -> bytes:
 
 
 def decode_packed(data: bytes, decode: Callable[[bytes], object] | None) -> object:
-    """Return what a decoder gives of the content of a gzip file; None stands for bytes."""
+    """Decompress a gzip file, and decode its content; without a decoder, return the content's bytes."""
     content = unpack_gzip(data)
     return content if decode is None else decode(content)
 
@@ -40,9 +40,9 @@ def decode_npz(data: bytes) -> dict[str, object]:
 
 
 def decode_pth(data: bytes) -> object:
-    """Return what `torch.save` wrote, on the CPU, if it is tensors and plain values; raise a ValueError for other objects.
+    """Return the tensors and plain values that `torch.save` wrote, on the CPU; raise a ValueError for other objects.
 
-    Others would be made by unpickling, which runs code that is in the file.
+    Other objects would be made by unpickling, which runs code that is in the file.
     """
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
@@ -55,7 +55,10 @@ def decode_pth(data: bytes) -> object:
 
 
 def decode_ten(data: bytes) -> list[Array]:
-    """Return the arrays of a `.ten` file, WebDataset's binary tensors: headers and contents by turns, each after its length."""
+    """Return the arrays of a `.ten` file, WebDataset's binary tensors.
+
+    The file alternates headers and contents. Each begins with a magic number and its length.
+    """
     parts, at = [], 0
     while at < len(data):
         magic, size = struct.unpack_from("<8sq", data, at)
@@ -67,18 +70,18 @@ def decode_ten(data: bytes) -> list[Array]:
 
 
 def _ten_array(header: bytes, content: bytes) -> Array:
-    """Return an array; its header has the dtype, a name and the shape."""
+    """Return an array from its header, which has dtype, name and shape, and its content."""
     dtype, _, rank = struct.unpack_from("<8s8sq", header)
     name = dtype.rstrip(b"\0").decode()
     shape = struct.unpack_from(f"<{rank}q", header, 24) if 0 <= rank <= len(header) // 8 else (-1,)
     if name not in _TEN_TYPES or min(shape, default=0) < 0:
         raise ValueError(f"an array of type {name!r} and shape {shape}, wanted one of {sorted(_TEN_TYPES)}")
     flat = np.frombuffer(content, f"<{name}", math.prod(shape))
-    return flat.reshape(shape).copy()  # which can be written to
+    return flat.reshape(shape).copy()  # a copy, because the bytes are read-only
 
 
 def decode_msgpack(data: bytes) -> object:
-    """Return the value in MessagePack's bytes."""
+    """Return the value in MessagePack data."""
     try:
         import msgpack
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Tar shards of folders that Megatron Energon prepared: its `NAME.tar.idx` says where samples start, so nothing is scanned."""
+"""Tar shards of folders that Megatron Energon prepared. `NAME.tar.idx` says where samples start: no scan is needed."""
 
 import contextlib
 import io
@@ -19,16 +19,16 @@ from loaderkit.files.urls import is_remote
 from loaderkit.system.arrays import Int64Array
 
 _SUFFIX = ".idx"
-_BLOCK = 512  # bytes, of which all parts of an archive have whole ones
-_MOST = 1 << 30  # bytes of an index
-_END = bytes(2 * _BLOCK)  # of an archive
+_BLOCK = 512  # bytes; all parts of an archive are multiples of it
+_MOST = 1 << 30  # bytes of an index, at most
+_END = bytes(2 * _BLOCK)  # the end mark of an archive
 
 
 def read_starts(shard: str, found: Stat, storage: Storage) -> Int64Array | None:
-    """Return where each sample of a shard starts, and where the last one ends (N + 1,); None if there is no index.
+    """Return where each sample of a shard starts and the last one ends, in bytes (N + 1,); None without an index file.
 
     Raises:
-        ShardError: If the index is not one of a shard of this size.
+        ShardError: If the index does not fit a shard of this size.
     """
     place = shard + _SUFFIX
     content = None
@@ -47,7 +47,7 @@ def read_starts(shard: str, found: Stat, storage: Storage) -> Int64Array | None:
 
 
 class OpenIndexed:
-    """An open shard whose samples have known starts; their files are found when they are read."""
+    """An open shard whose samples' starts are known. A sample's headers are parsed when it is read."""
 
     def __init__(self, shard: str, file: BinaryIO, starts: Int64Array) -> None:
         self.shard = shard
@@ -58,7 +58,7 @@ class OpenIndexed:
         self._file.close()
 
     def read(self, rows: list[int]) -> Iterator[Block]:
-        """Read samples (B,); one read covers samples that are close together."""
+        """Yield the samples in these rows (B,) as blocks. Samples that are close together are read at once."""
         starts, ends = self._starts[rows].tolist(), self._starts[np.array(rows, dtype=np.int64) + 1].tolist()
         content, places = self._file.read_together(starts, ends)
         names: dict[str, int] = {}
@@ -68,7 +68,10 @@ class OpenIndexed:
         yield from to_blocks(files, content)
 
     def _add(self, files: Files, names: dict[str, int], content: memoryview, start: int, place: int) -> None:
-        """Add the files of one sample."""
+        """Add the files of the sample whose bytes are `content`.
+
+        It begins at byte `start` of the shard, and at `place` in the buffer that was read.
+        """
         where = f"{self.shard} from byte {start:,} on"
         headers = read_headers(io.BytesIO(bytes(content) + _END), len(content) + len(_END), where)
         table = group_files(headers, where)

@@ -11,7 +11,7 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.shards.lines import COMPRESSED
 
 File = tuple[bytes, int, int]  # name, and offset and size of the content in bytes
-Read = Callable[[int, int], bytes]  # from offset and size
+Read = Callable[[int, int], bytes]  # from offset and size to bytes
 
 _BLOCK = 512
 _END = bytes(_BLOCK)
@@ -40,7 +40,7 @@ def read_headers(file: BinaryIO, size_bytes: int, shard: str) -> Iterator[File]:
     read = _reader(file)
     _refuse_other_files(read(0, _BLOCK), shard)
     offset = 0
-    override: dict[bytes, bytes] = {}  # what extended headers say about the next file
+    override: dict[bytes, bytes] = {}  # the next file's path and size, from extended headers
     while (header := _read_header(read, offset, shard)) != _END:
         kind, size = header[156], _number(header[124:136])
         if size < 0:
@@ -75,13 +75,13 @@ def read_headers(file: BinaryIO, size_bytes: int, shard: str) -> Iterator[File]:
 
 
 def shard_error(shard: str, offset: int, what: str) -> ShardError:
-    """Return an error about a place in a shard."""
+    """Return an error that names a shard and a byte offset in it."""
     return ShardError(f"{shard}, offset {offset:,}: {what}.")
 
 
 def _reader(file: BinaryIO) -> Read:
     if isinstance(getattr(file, "raw", None), io.FileIO):
-        number = file.fileno()  # headers are often far apart: reading more than one costs more than it saves
+        number = file.fileno()  # headers are often far apart, so reading ahead does not pay
         return lambda offset, size: os.pread(number, size, offset)
 
     def read(offset: int, size: int) -> bytes:
@@ -105,7 +105,7 @@ def _refuse_other_files(start: bytes, shard: str) -> None:
 
 
 def _read_header(read: Read, offset: int, shard: str) -> bytes:
-    """Return a header with the right checksum, or the end mark."""
+    """Return the header at an offset after checking its checksum, or the end mark."""
     header = read(offset, _BLOCK)
     if len(header) < _BLOCK:
         raise shard_error(
@@ -115,7 +115,7 @@ def _read_header(read: Read, offset: int, shard: str) -> bytes:
         return _END
     # The lower half of Adler-32 is 1 plus the sum of the bytes modulo 65,521. 256 bytes stay below that.
     sums = (adler32(header[:148]) & 0xFFFF) + (adler32(header[156:412]) & 0xFFFF) + (adler32(header[412:]) & 0xFFFF)
-    total = sums - 3 + 8 * ord(" ")  # the checksum's own field counts as spaces
+    total = sums - 3 + 8 * ord(" ")  # the checksum's own field counts as 8 spaces
     if _number(header[148:156]) != total:
         what = "no tar header here: the archive is damaged" if offset else "not a tar archive: no tar header here"
         raise shard_error(shard, offset, what)
@@ -123,7 +123,7 @@ def _read_header(read: Read, offset: int, shard: str) -> bytes:
 
 
 def _read_extended(read: Read, kind: int, size: int, shard: str, offset: int) -> dict[bytes, bytes]:
-    """Return the path and size that an extended header gives the next file, if any."""
+    """Return the "path" and "size" that an extended header gives to the next file, as far as it does."""
     content = read(offset + _BLOCK, size) if size <= _MOST_EXTENDED else b""
     if len(content) < size:
         raise shard_error(shard, offset, f"an extended header of {size:,} bytes is cut, or above {_MOST_EXTENDED:,}")
@@ -143,7 +143,7 @@ def _read_extended(read: Read, kind: int, size: int, shard: str, offset: int) ->
 
 
 def _pax_records(content: bytes, shard: str, offset: int) -> dict[bytes, bytes]:
-    """Parse PAX records: each is "length name=value" and a newline."""
+    """Parse PAX records, each "length name=value" and a newline. Return values by name."""
     records, at = {}, 0
     while at < len(content) and content[at]:
         found = _PAX_RECORD.match(content, at)
@@ -168,7 +168,7 @@ def _shown(header: bytes) -> str:
 
 
 def _number(field: bytes, base: int = 8) -> int:
-    """Return the number in a field, 0 if the field is empty, -1 if it holds anything else."""
+    """Return the number in a header's field, by default octal; 0 if the field is empty, -1 if it is not a number."""
     digits = field.partition(b"\0")[0]
     if not digits.isdigit():
         if field[:1] == b"\x80":  # GNU's form for sizes above 8 GiB
@@ -183,7 +183,7 @@ def _number(field: bytes, base: int = 8) -> int:
 
 
 def _refuse_more(read: Read, end: int, shard: str) -> None:
-    """Refuse data after the end mark at `end`: tar readers would skip it."""
+    """Raise a ShardError for data after the end mark at `end`, which tar readers would skip."""
     offset = end
     while content := read(offset, 1 << 20):
         if content.strip(b"\0"):

@@ -1,4 +1,4 @@
-"""The samples of a tar shard and the places of their files, in a few flat arrays."""
+"""The index of a tar shard: its samples and where their files are, in a few flat arrays."""
 
 import json
 import re
@@ -17,13 +17,13 @@ _METADATA = re.compile(rb"__[^/]*__(/|$)")  # webdataset's rule
 
 @dataclass(frozen=True, slots=True)
 class TarTable:
-    """The samples of a shard.
+    """The N samples of a shard and their M files.
 
     Args:
-        members: (M, 3) int64: offset in bytes, size in bytes, and number of the extension of each file.
-        ends: (N, 2) int64: end of each sample in `members` and in `keys`.
-        keys: All keys, concatenated.
-        extensions: The extensions, by number.
+        members: (M, 3) int64: each file's offset in bytes, size in bytes, and index in `extensions`.
+        ends: (N, 2) int64: where each sample ends in `members` and in `keys`.
+        keys: All samples' keys, concatenated, as bytes.
+        extensions: The distinct extensions.
     """
 
     members: Int64Array
@@ -32,7 +32,7 @@ class TarTable:
     extensions: list[str]
 
     def fits(self, count: int, size_bytes: int) -> bool:
-        """Return whether the table has `count` samples of a shard of this size, and no number leads out of it."""
+        """Return whether the table has `count` samples, and all its numbers are in range for a shard of this size."""
         names, parts = self.extensions, (self.members, self.ends)
         if not (isinstance(names, list) and all(isinstance(name, str) for name in names) and len(self.ends) == count):
             return False
@@ -50,8 +50,8 @@ class TarTable:
         )
 
     def samples(self, rows: list[int]) -> tuple[list[str], list[int], tuple[list[int], list[int], list[int]]]:
-        """Return the samples' keys (B,), their numbers of files (B,), and the offsets, sizes and extensions of those files."""
-        # Lists are faster than numpy here: decoding pictures empties the caches before each call.
+        """Return samples' keys (B,), numbers of files (B,), and these files' offsets, sizes and extensions (F,)."""
+        # Lists are faster than numpy here: decoding pictures leaves the CPU's caches cold.
         ends, members = (memoryview(array.reshape(-1).data) for array in (self.ends, self.members))
         keys: list[str] = []
         counts: list[int] = []
@@ -64,7 +64,7 @@ class TarTable:
         return keys, counts, (found[::3], found[1::3], found[2::3])
 
     def without(self, shard: str, left_out: Collection[str]) -> "TarTable":
-        """Return the table without the samples of some keys; raise a ShardError if one of them is not there."""
+        """Return the table without the samples with these keys; raise a ShardError if the shard lacks one."""
         keys, counts, _ = self.samples(list(range(len(self.ends))))
         if gone := sorted(set(left_out) - set(keys)):
             raise ShardError(f"{shard}: has no sample {gone[0]!r}, which its split leaves out. Write the split again.")
@@ -77,7 +77,7 @@ class TarTable:
         return TarTable(members, ends, b"".join(mine), self.extensions)
 
     def pack(self) -> Int64Array:
-        """Return the table as 64-bit words (W,), the form in index files."""
+        """Return the table as one array (W,) int64, its form in index files."""
         names = json.dumps(self.extensions).encode()
         text = names + bytes(self.keys)
         words = np.frombuffer(text + bytes(-len(text) % 8), dtype="<i8").astype(np.int64)
@@ -86,10 +86,10 @@ class TarTable:
 
     @classmethod
     def unpack(cls, words: Int64Array) -> "TarTable":
-        """Return the table that `pack` packed, as views.
+        """Return the table that `pack` packed. Its arrays are views of `words`.
 
         Raises:
-            ValueError: If its parts have other sizes than it says.
+            ValueError: If the parts' sizes do not match those at the start of `words`.
         """
         members, samples, names = words[:3].tolist()
         if min(members, samples, names) < 0:
@@ -108,16 +108,16 @@ def index_tar(file: BinaryIO, size_bytes: int, shard: str) -> TarTable:
     """Read an archive's headers and find its samples.
 
     Raises:
-        ShardError: If the file is not a complete, uncompressed tar archive, or a name points outside of it. Also if a
-            sample has an extension twice or files that are not consecutive, or if no file belongs to a sample.
+        ShardError: If the file is not a complete, uncompressed tar archive, or a name leads out of it. Also if a sample
+            has an extension twice or files that are not consecutive, or if no file belongs to a sample.
     """
     return group_files(read_headers(file, size_bytes, shard), shard)
 
 
 def group_files(files: Iterable[File], shard: str) -> TarTable:
-    """Group files to samples by their key: the name up to the first dot of its last part. See `index_tar` for errors."""
+    """Group files into samples by key: the path up to the file name's first dot. Errors are those of `index_tar`."""
     members: list[int] = []
-    keys: dict[bytes, int] = {}  # and the number of members before each
+    keys: dict[bytes, int] = {}  # and the number of files before each
     numbers: dict[bytes, int] = {}
     extensions: dict[str, int] = {}
     current: bytes | None = None
@@ -139,7 +139,7 @@ def group_files(files: Iterable[File], shard: str) -> TarTable:
             if text == "__key__":
                 raise _name_error(shard, offset, name, "its extension is the name of the key's own field")
         if key != current:
-            _check_name(name, offset, shard)  # once for each key and extension: others were checked before
+            _check_name(name, offset, shard)  # only names with a new key or extension need a check
             if key in keys:
                 raise _name_error(
                     shard,

@@ -1,4 +1,4 @@
-"""The samples of one open tar shard, read with few reads and not decoded yet."""
+"""Read samples of an open tar shard with few reads, without decoding them."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ class Block:
 
     Args:
         shard: Name of the shard.
-        extensions: (K,), of the files.
-        keys: (B,), of the samples.
-        offsets: (K, B), of the files in the shard.
-        starts: (K, B), of the files in `content`.
-        sizes: (K, B), of the files, in bytes.
-        content: Bytes that were read.
+        extensions: The files' extensions (K,).
+        keys: The samples' keys (B,).
+        offsets: Offsets of the files in the shard (K, B).
+        starts: Offsets of the files in `content` (K, B).
+        sizes: Sizes of the files in bytes (K, B).
+        content: The bytes that were read.
     """
 
     shard: str
@@ -49,7 +49,7 @@ class OpenTar:
         self._file.close()
 
     def read(self, rows: list[int]) -> Iterator[Block]:
-        """Read samples (B,); one read covers samples that are close together."""
+        """Yield the samples in these rows (B,) as blocks. Samples that are close together are read at once."""
         keys, counts, (offsets, sizes, numbers) = self._table.samples(rows)
         ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
         content, starts = self._file.read_together(offsets, ends)
@@ -63,13 +63,13 @@ class Files:
 
     Args:
         shard: Name of the shard.
-        keys: (B,), of the samples.
-        counts: (B,), of the files of each sample.
-        offsets: (F,), of the files in the shard.
-        starts: (F,), of the files in what was read.
-        sizes: (F,), in bytes.
-        kinds: (F,), the number of each file's extension.
-        extensions: By number.
+        keys: The samples' keys (B,).
+        counts: Number of files in each sample (B,).
+        offsets: Offsets of the files in the shard (F,).
+        starts: Offsets of the files in the buffer that was read (F,).
+        sizes: Sizes of the files in bytes (F,).
+        kinds: Each file's index in `extensions` (F,).
+        extensions: The distinct extensions.
     """
 
     shard: str
@@ -83,7 +83,7 @@ class Files:
 
 
 def to_blocks(files: Files, content: memoryview) -> Iterator[Block]:
-    """Yield consecutive samples with the same extensions as blocks."""
+    """Yield blocks: each has consecutive samples with the same extensions."""
     names, spans = list(files.extensions), list(pairwise([0, *accumulate(files.counts)]))
     numbers = files.kinds
     for kinds, group in groupby(range(len(spans)), lambda row: numbers[slice(*spans[row])]):
@@ -102,7 +102,7 @@ def to_blocks(files: Files, content: memoryview) -> Iterator[Block]:
 
 
 def find_file(blocks: Sequence[Block], number: int, row: int) -> tuple[str, str, int]:
-    """Return the shard, key and offset of file `number` of the sample in `row` of all blocks together."""
+    """Return the shard, key and offset of a sample's file `number`. `row` counts samples over all blocks."""
     for block in blocks:
         if row < len(block.keys):
             return block.shard, block.keys[row], block.offsets[number][row]
@@ -111,5 +111,5 @@ def find_file(blocks: Sequence[Block], number: int, row: int) -> tuple[str, str,
 
 
 def to_samples(columns: Mapping[str, Sequence[object]]) -> list[dict[str, object]]:
-    """Return columns (B,) as samples."""
+    """Turn columns (B,) by name into a list of B samples."""
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

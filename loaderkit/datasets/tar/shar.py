@@ -1,4 +1,4 @@
-"""Shar folders of lhotse: cuts in lines of JSON, and their fields in tar or JSON files in step with them."""
+"""lhotse's Shar folders: cuts as JSON lines, and their fields in tar or JSON Lines files in the same order."""
 
 import gzip
 import json
@@ -26,7 +26,7 @@ _LINES = (".jsonl", ".jsonl.gz")
 
 
 class _Lines(ShardedDataset[str]):
-    """Lines of JSON that may be packed: the index has them all, as a packed file has no places."""
+    """JSON lines in plain or gzip files. The index holds all lines, because a compressed file has no random access."""
 
     kind = "shar-lines-1"
     suffixes: ClassVar[tuple[str, ...]] = _LINES
@@ -71,7 +71,7 @@ class _Lines(ShardedDataset[str]):
 
 
 class _Files(TarDataset):
-    """Pairs of files with one name: data, and its manifest. Names may have dots, so the last one begins the extension."""
+    """Tar shards with pairs of files of one name: data and manifest. The extension is what follows the last dot."""
 
     kind = "shar-files-1"
 
@@ -101,18 +101,19 @@ class _Files(TarDataset):
 
 
 class SharDataset(_Lines):
-    """The cuts of a Shar folder of lhotse with the data of their fields.
+    """The cuts of a lhotse Shar folder with the data of their fields.
 
-    Cuts and fields are joined by position. A sample is a dict: `cut` has the cut's manifest as plain values. Each field of a tar file is
-    `{"manifest": ..., "format": "flac", "data": bytes}`, or None for a cut without it. A field of a JSON file is its value, or None. With
-    `as_cuts=True` a sample is a lhotse cut with all of them, as `CutSet.from_shar` gives it.
+    Cuts and fields are joined by position. A sample is a dict: `cut` has the cut's manifest as plain values. A field
+    from a tar file is `{"manifest": ..., "format": "flac", "data": bytes}`, or None for a cut without it. A field from
+    a JSON Lines file is its value, or None. With `as_cuts=True` a sample is a lhotse cut with all of them, as
+    `CutSet.from_shar` gives it.
 
     The manifests of all cuts are read once, at the first opening, and kept in the index. Nothing is written into the folder.
 
     Args:
         folder: The folder or its URL, or a dict of paths, globs or URLs by field, of which one is `cuts`.
         fields: Names of the fields to read; None for all.
-        as_cuts: Give lhotse's cuts, which needs lhotse.
+        as_cuts: Return lhotse's cuts; lhotse must be installed.
         transform: Called with each sample; its result replaces the sample.
         index_dir: Folder of the index files. None: LOADERKIT_INDEX_DIR, else `~/.cache/loaderkit/index`.
         max_open: Files of each field that a process keeps open, with all its threads.
@@ -120,8 +121,8 @@ class SharDataset(_Lines):
 
     Raises:
         FileNotFoundError: If there are no cuts.
-        ShardError: If a field is missing, its files have other numbers of samples than those of the cuts, or a file is damaged. On
-            reading: if the data is of another cut.
+        ShardError: If a field is missing, its files have other numbers of samples than those of the cuts, or a file is
+            damaged. On reading: if a field's data belongs to another cut.
         ImportError: If `as_cuts` is set and lhotse is not installed.
 
     Examples:
@@ -172,7 +173,7 @@ class SharDataset(_Lines):
         return samples
 
     def _value(self, cut: str, name: str, sample: Mapping[str, Any]) -> object:
-        """Return a field of a cut: None for a placeholder."""
+        """Return the value of a cut's field; None if the folder has only a placeholder."""
         is_line = "cut_id" in sample
         key = sample["cut_id" if is_line else "__key__"]
         if key != cut:
@@ -186,7 +187,7 @@ class SharDataset(_Lines):
         return None if form == "nodata" else {"manifest": json.loads(manifest), "format": form, "data": data}
 
     def fingerprint(self) -> str:
-        """Return the shards of the cuts and of the fields, with their sizes."""
+        """Return the names and numbers of samples of the cuts' and the fields' shards."""
         return f"shar cuts={self._as_cuts} " + " ".join(
             [super().fingerprint(), *(f"{name}: {field.fingerprint()}" for name, field in self.fields.items())]
         )
@@ -199,7 +200,7 @@ class SharDataset(_Lines):
 
 
 def _find_fields(folder: str, storage: Storage) -> dict[str, Urls]:
-    """Return the files of a folder by field, as globs: the name up to its first dot is the field."""
+    """Return a glob for each field's files in a folder. A file name up to its first dot is the field's name."""
     if is_remote(folder):
         names = [shard_name(url) for url in storage.find(folder.rstrip("/") + "/", (*_LINES, ".tar"))]
     else:
@@ -231,7 +232,7 @@ def _lhotse() -> Any:
 
 
 def _as_cut(cut: object, found: Mapping[str, object]) -> object:
-    """Return lhotse's cut with the data of its fields."""
+    """Return a lhotse cut with the data of its fields."""
     deserialize_item, fill_shar_placeholder = _lhotse()
     made = deserialize_item(cut)
     for name, value in found.items():

@@ -1,4 +1,4 @@
-"""TFRecord files: one record a sample, found by an index and read by seeking."""
+"""TFRecord files: one sample for each record, found by an index and read by random access."""
 
 import os
 from collections.abc import Sequence
@@ -21,18 +21,20 @@ _PARSERS = {"example": parse_example, "sequence": parse_sequence_example}
 class TFRecordDataset(SpannedDataset):
     """The records of TFRecord files, read without TensorFlow or protobuf.
 
-    A `tf.train.Example` is a dict of its features. Numbers are an array (n,) of int64 or float32, also a single one. Bytes are `bytes` if
-    there is one value, else a list. Give types in `features` for other forms: `{"image": bytes, "label": int, "ids": [int]}`. A type means
-    exactly one value; a list of a type means all of them, and none if a record lacks the feature.
+    A `tf.train.Example` becomes a dict of its features. Numbers become an array (n,) int64 or float32, even if there is
+    only one. Bytes become `bytes` if there is one value, else a list. Give types in `features` for other forms:
+    `{"image": bytes, "label": int, "ids": [int]}`. A type means exactly one value; a list of a type means all of them,
+    and none if a record lacks the feature.
 
-    The first opening reads the head of each record, and keeps an index. The checksums of lengths are compared then.
+    The first opening reads the header of each record, checks the checksum of its length, and saves an index.
 
     Args:
         urls: A path, folder, glob or URL, or a list of them. Names may end in `-00000-of-00010`.
         features: Names of the features to read, or a dict with their types; None for all that a record has.
         record: "example", "sequence" (`tf.train.SequenceExample`: a dict with `context`, and `feature_lists` with one value a step), or
             "bytes" for records as they are.
-        check: Whether to compare each record's checksum when it is read. None: if google-crc32c or crc32c is installed (extra `tfrecord`).
+        check: Whether to check each record's checksum when the record is read. None: if google-crc32c or crc32c is
+            installed (extra `tfrecord`).
         transform: Called with each sample; its result replaces the sample.
         index_dir: Folder of the index files. None: LOADERKIT_INDEX_DIR, else `~/.cache/loaderkit/index`.
         max_open: Files that a process keeps open, with all its threads.

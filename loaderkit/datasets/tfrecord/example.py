@@ -1,4 +1,7 @@
-"""`tf.train.Example` and `SequenceExample` without TensorFlow or protobuf (tensorflow/core/example/example.proto, feature.proto)."""
+"""Parse `tf.train.Example` and `SequenceExample` without TensorFlow or protobuf.
+
+The formats are those of tensorflow/core/example: example.proto and feature.proto.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -6,20 +9,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Of a feature: a type for one value, a list of one type for all values.
+# The wanted form of a feature: a type for exactly one value, a list of one type for any number of values.
 Spec = type | list[type]
 Features = Sequence[str] | Mapping[str, Spec] | None
 
-_BYTES, _FLOATS, _INTEGERS = 1, 2, 3  # fields of a Feature
+_BYTES, _FLOATS, _INTEGERS = 1, 2, 3  # field numbers of a Feature
 _KINDS: dict[object, int] = {bytes: _BYTES, float: _FLOATS, int: _INTEGERS}
 _NAMES = {_BYTES: "bytes", _FLOATS: "floats", _INTEGERS: "integers"}
 _DTYPES: dict[int, type[np.generic]] = {_FLOATS: np.float32, _INTEGERS: np.int64}
-_SHORT = 16  # bytes of packed integers that are parsed faster without numpy
+_SHORT = 16  # up to this many bytes, packed integers are parsed faster without numpy
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # wire types
 
 
 def check_features(where: str, features: Features) -> None:
-    """Raise a ValueError if `features` are no names, or no names with types."""
+    """Raise a ValueError unless `features` is a sequence of names, or a mapping from names to types."""
     specs = features.values() if isinstance(features, Mapping) else ()
     kinds = [kind[0] if isinstance(kind, list) and len(kind) == 1 else kind for kind in specs]
     if isinstance(features, str) or not all(isinstance(kind, type) and kind in _KINDS for kind in kinds):
@@ -43,7 +46,7 @@ def parse_example(record: bytes, features: Features = None) -> dict[str, Any]:
 
 
 def parse_sequence_example(record: bytes, features: Features = None) -> dict[str, dict[str, Any]]:
-    """Return the features of a serialised `tf.train.SequenceExample`: `context`, and `feature_lists` with one value a step.
+    """Return a serialised `tf.train.SequenceExample`: `context`, and `feature_lists` with one value for each step.
 
     Raises:
         ValueError: If the record is of another format, or lacks a wanted feature.
@@ -70,7 +73,7 @@ def _only(features: Sequence[str] | Mapping[str, Spec], part: Mapping[str, bytes
 def _chosen(
     found: Mapping[str, bytes], features: Features, value: Callable[[bytes, Spec | None], object]
 ) -> dict[str, Any]:
-    """Return the wanted features by name, or all of them."""
+    """Return the values of the wanted features by name; of all if `features` is None."""
     names: Mapping[str, Spec | None] = dict.fromkeys(found if features is None else features)
     specs = features if isinstance(features, Mapping) else names
     values = {}
@@ -91,7 +94,7 @@ def _absent(name: str, found: Mapping[str, bytes]) -> ValueError:
 
 
 def _value(content: bytes, spec: Spec | None) -> Any:
-    """Return the value of a Feature: an array (n,) of numbers; bytes if it is one, else a list of them."""
+    """Return a Feature's value in the form of `spec`. None: an array (n,) of numbers, `bytes`, or a list of them."""
     kind, values = _list_of(content)
     if spec is None:
         return values[0] if kind == _BYTES and len(values) == 1 else values
@@ -111,7 +114,7 @@ def _steps(content: bytes, spec: Spec | None) -> list[Any]:
 
 
 def _list_of(content: bytes) -> tuple[int, Any]:
-    """Return which list a Feature has, and its values; 0 and no values if it has none."""
+    """Return the kind of a Feature (`_BYTES`, `_FLOATS` or `_INTEGERS`) and its values; 0 and [] for an empty one."""
     kind, values = 0, []
     for number, inner in _fields(content):
         if number in _NAMES:
@@ -132,7 +135,7 @@ def _list_of(content: bytes) -> tuple[int, Any]:
 
 
 def _entries(content: bytes) -> dict[str, bytes]:
-    """Return a map's entries: the last one of a name counts."""
+    """Return the entries of a protobuf map. If a name comes twice, its last entry counts."""
     found = {}
     for number, entry in _fields(content):
         if number == 1:
@@ -142,7 +145,7 @@ def _entries(content: bytes) -> dict[str, bytes]:
 
 
 def _fields(content: bytes | memoryview) -> Iterator[tuple[int, Any]]:
-    """Yield a message's fields by number: bytes, but integers of varints."""
+    """Yield the number and value of each field in a protobuf message: an integer for a varint, else bytes."""
     if not isinstance(content, bytes):
         raise ValueError("a number in the place of a message: the record is of another format")
     at, end = 0, len(content)
@@ -166,7 +169,7 @@ def _fields(content: bytes | memoryview) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(content: bytes, at: int) -> tuple[int, int]:
-    """Return a number in groups of seven bits, lowest first, and where it ends."""
+    """Decode a varint: groups of seven bits, lowest first. Return the number, and the position after it."""
     value = shift = 0
     for place in range(at, min(at + 10, len(content))):
         byte = content[place]
@@ -178,7 +181,7 @@ def _varint(content: bytes, at: int) -> tuple[int, int]:
 
 
 def _varints(content: bytes) -> list[int]:
-    """Return packed numbers."""
+    """Decode a sequence of varints."""
     if len(content) <= _SHORT:
         at, found = 0, []
         while at < len(content):

@@ -1,4 +1,7 @@
-"""The records of a TFRecord file: a length, its checksum, the record, and the record's checksum (tensorflow/core/lib/io)."""
+"""Find the records of a TFRecord file (tensorflow/core/lib/io).
+
+Each record is stored as its length, the length's checksum, the record, and the record's checksum.
+"""
 
 import importlib
 import struct
@@ -11,7 +14,7 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.system.arrays import Int64Array
 
 HEAD, FOOT = 12, 4  # bytes before and after a record
-_BLOCK = 1 << 16  # bytes that one read covers where records are short
+_BLOCK = 1 << 16  # bytes of one read if records are short
 _MASK = 0xA282EAD8
 _UNPACK = {
     "GZIP": "gzip -dc FILE > NEW",
@@ -21,7 +24,7 @@ Checksum = Callable[[bytes], int]
 
 
 def scan_records(file: BinaryIO, size_bytes: int, shard: str) -> Int64Array:
-    """Return the start and end (N, 2) of each record, after comparing the checksums of the lengths.
+    """Return the start and end of each record in bytes (N, 2), after checking the checksums of the lengths.
 
     Raises:
         ShardError: If the file is compressed, cut, damaged, or not of this format.
@@ -53,7 +56,7 @@ def scan_records(file: BinaryIO, size_bytes: int, shard: str) -> Int64Array:
 
 
 def find_checksum() -> Checksum | None:
-    """Return a function for the masked CRC-32C of a record, from google-crc32c or crc32c; None if neither is installed."""
+    """Return a function for a record's masked CRC-32C; None if neither google-crc32c nor crc32c is installed."""
     for module, name in (("google_crc32c", "value"), ("crc32c", "crc32c")):
         try:
             crc = getattr(importlib.import_module(module), name)
@@ -68,7 +71,7 @@ def _masked(crc: int) -> int:
 
 
 def _first_bad_head(heads: list[bytes]) -> int | None:
-    """Return the number of the first head whose checksum is wrong; None if there is none."""
+    """Return the index of the first header whose length has a wrong checksum; None if all are right."""
     rows = np.frombuffer(b"".join(head.ljust(HEAD, b"\0") for head in heads), np.uint8).reshape(-1, HEAD)
     crc = np.full(len(rows), 0xFFFFFFFF, dtype=np.uint32)
     for byte in rows[:, :8].T:

@@ -22,8 +22,8 @@ def spatial_shape(volume: Any, axes: int, fields: Sequence[object] | None, name:
 
     Args:
         volume: The sample.
-        axes: D, the number of axes that a patch has besides those before them, such as channels.
-        fields: The names or positions of the fields that are cut; None for those with more than D axes.
+        axes: D, the number of spatial axes. Axes before them, such as channels, do not count.
+        fields: The names or positions of the fields that are cut; None for all with more than D axes.
         name: Begins the message of an error.
 
     Raises:
@@ -52,7 +52,7 @@ def spatial_shape(volume: Any, axes: int, fields: Sequence[object] | None, name:
 
 
 def cut_fields(volume: Any, axes: int, fields: Sequence[object] | None, name: str) -> list[Any]:
-    """Return the names or positions of a dict's or a tuple's fields that are cut."""
+    """Return the names (dict) or positions (tuple) of the fields that are cut. Arguments as in `spatial_shape`."""
     parts = volume if isinstance(volume, Mapping) else dict(enumerate(volume))
     if fields is not None:
         if missing := [field for field in fields if field not in parts]:
@@ -68,12 +68,12 @@ def cut_fields(volume: Any, axes: int, fields: Sequence[object] | None, name: st
 
 
 def cut(volume: object, start: Shape, size: Shape, fields: Sequence[object] | None, name: str) -> object:
-    """Return a patch of a volume in memory of its own, with the other fields as they are.
+    """Return a patch of a volume. The patch is a copy; fields that are not cut stay as they are.
 
     Args:
         volume: The sample.
         start: Where the patch begins (D,).
-        size: Its shape (D,).
+        size: The patch's shape (D,).
         fields: See `spatial_shape`.
         name: Begins the message of an error.
     """
@@ -93,9 +93,10 @@ def cut(volume: object, start: Shape, size: Shape, fields: Sequence[object] | No
 
 
 def with_location(patch: object, start: Shape, size: Shape, number: int) -> object:
-    """Return a patch with its location (2 D,) int64, first its start, then its end, and the number of its volume.
+    """Return a patch with its location and the number of its volume.
 
-    A dict gets the fields "location" and "volume"; a tuple, or an array, gets them as its last parts.
+    The location is (2 D,) int64: the patch's start, then its end. A dict gets the fields "location" and "volume". A
+    tuple gets them as its last parts; an array becomes a tuple with them.
     """
     location = torch.tensor([*start, *(first + length for first, length in zip(start, size, strict=True))])
     if isinstance(patch, Mapping):
@@ -107,7 +108,7 @@ def with_location(patch: object, start: Shape, size: Shape, number: int) -> obje
 
 
 def _cut(value: Any, start: Shape, size: Shape) -> object:
-    if has_class(value, _META_TENSOR) and value.ndim == len(size) + 1:  # the patch's affine begins at its own corner
+    if has_class(value, _META_TENSOR) and value.ndim == len(size) + 1:  # MONAI shifts the affine to the patch's corner
         crop = importlib.import_module("monai.transforms").SpatialCrop
         return crop(roi_start=start, roi_end=[first + length for first, length in zip(start, size, strict=True)])(
             value
@@ -126,4 +127,4 @@ def _shape(value: object, axes: int, name: str) -> Shape:
 
 
 def _torchio() -> ModuleType:
-    return importlib.import_module("torchio.data.sampler")  # in use, since there is a Subject
+    return importlib.import_module("torchio.data.sampler")  # already imported, since there is a Subject

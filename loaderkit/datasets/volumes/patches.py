@@ -1,4 +1,4 @@
-"""Patches of volumes as a dataset with an index: each volume is read once, for many patches."""
+"""Patches of volumes as an indexed dataset: each volume is read once for many patches."""
 
 import itertools
 import math
@@ -29,47 +29,49 @@ from loaderkit.system.world import World
 class PatchDataset(DeclaresDraws):
     """Patches of volumes, with a length and random access.
 
-    Random ones are for training, a grid is for inference.
+    Random patches are for training, a grid is for inference. The dataset replaces `torchio.Queue`. A sample is a patch
+    as the volume's own type: a torchio Subject, a dict such as MONAI's, a tuple, or one tensor or array. The last axes
+    are cut; the axes before them, such as channels, stay whole. Affines of torchio and MONAI follow the patch.
 
-    It takes the place of `torchio.Queue`. A sample is a patch as the volume's own type: a torchio Subject, a dict such as MONAI's,
-    a tuple, or one tensor or array. The last axes are cut; the axes before them, such as channels, stay whole. Affines of torchio and
-    MONAI follow the patch.
+    **Random patches.** Each volume has `patches` patches in an epoch. Where a patch lies depends only on the seed, the
+    epoch and the patch's number. Random transforms of the volumes' dataset are seeded for each volume and epoch: all
+    patches of a volume in an epoch are cut from the same transformed volume. `transform` is seeded for each patch.
 
-    **Random patches.** Each volume has `patches` patches in an epoch. Where they lie depends on the seed, the epoch and the patch
-    alone. Random transforms of the volumes' dataset are seeded for each volume and epoch: all patches of a volume in an epoch are
-    cut from the same transformed volume. `transform` is seeded for each patch.
+    **A grid.** Without `patches` and `sampler`, patches cover each volume in steps of size - overlap. The last patch
+    along an axis ends at the volume's border.
 
-    **A grid.** Without `patches` and `sampler`, patches cover each volume in steps of size - overlap. The last one along an axis ends at the
-    border.
+    **Order.** With `shuffle=True` a Loader takes volumes in a new order each epoch. The patches of about `block`
+    neighbours in that order are shuffled together, in each of `lanes` lanes. If the number of lanes is a multiple of
+    ranks x workers, each worker has its own lanes, and reads each of its volumes once an epoch. Otherwise several
+    workers read a lane's volumes. With any other order, and without shuffling, every epoch has the patches of epoch 0.
 
-    **Order.** With `shuffle=True` a Loader takes volumes in a new order each epoch. The patches of about `block` neighbours in that order
-    are shuffled together, in each of `lanes` lanes. Each worker keeps to its own lanes if ranks x workers divide them; then it
-    reads each of its volumes once an epoch. Otherwise several workers read a lane's volumes. Any other order, and no shuffling, give
-    epoch 0's patches.
-
-    **Memory.** When a volume is read, its random patches are cut, and the volume is freed. A process keeps the patches of up to
-    `lanes` x (`block` + 2) volumes, until they are delivered. Of a grid it keeps the volumes themselves: without shuffling, one.
+    **Memory.** When a volume is read, its random patches are cut, and the volume is freed. A process keeps the patches
+    of up to `lanes` x (`block` + 2) volumes, until they are delivered. For a grid it keeps the volumes themselves;
+    without shuffling, one at a time.
 
     Patch p of epoch e has the index e * len(data) + p, so `data[index]` and `loader.indices` agree.
 
     Args:
         volumes: A dataset of volumes, such as a list of arrays (C, *S), a `torchio.SubjectsDataset` or a `monai.data.Dataset`.
         size: Shape of a patch (D,), such as (64, 64, 32). An integer stands for three equal ones.
-        patches: Random patches of each volume an epoch, at least 1; a number, or one for each volume (V,).
+        patches: Number of random patches of each volume in an epoch: one number for all, or one for each volume (V,).
         overlap: For a grid: elements that neighbours share (D,), from 0 to size - 1. An integer stands for D equal ones.
-        sampler: In the place of `size`: a function from a volume to `patches` patches or more, such as a `torchio.LabelSampler`,
-            or MONAI's `RandCropByPosNegLabeld` with `num_samples`. It is seeded with the volume.
+        sampler: Instead of `size`: a function from a volume to `patches` patches or more, such as a
+            `torchio.LabelSampler`, or MONAI's `RandCropByPosNegLabeld` with `num_samples`. It runs under the volume's
+            seed.
         fields: Names of a dict's fields, or positions of a tuple's parts, that are cut. By default tensors and arrays of more than D axes.
-        shapes: For a grid: the spatial shape of each volume (V, D), or one for all (D,). By default each volume is read once to ask it.
+        shapes: For a grid: the spatial shape of each volume (V, D), or one for all (D,). By default each volume is read
+            once to find its shape.
         transform: Called with each patch.
-        locations: Whether a patch has its location (2 D,) int64, its start and then its end, and the number of its volume: as the
-            fields "location" and "volume" of a dict, or as the last parts of a tuple. A grid has them by default.
-        seed: Of the random patches and of the volumes' transforms.
-        block: Volumes whose patches are shuffled together.
-        lanes: Places in the shuffled volumes that are read in turn, over all ranks and workers.
+        locations: Whether a patch comes with its location (2 D,) int64, its start and then its end, and the number of
+            its volume. They are the fields "location" and "volume" of a dict, or the last parts of a tuple. By default
+            only for a grid.
+        seed: The seed of the random patches and of the volumes' transforms.
+        block: Number of volumes whose patches are shuffled together.
+        lanes: Number of places in the shuffled volumes that are read in turn, over all ranks and workers.
 
     Raises:
-        TypeError: If the volumes are no dataset, or have nothing to cut.
+        TypeError: If `volumes` is not a dataset, or a volume has nothing to cut.
         ValueError: If a number is out of range, or two settings contradict each other. On reading: if a volume is smaller than a
             patch, or its fields have different shapes.
 
@@ -115,7 +117,7 @@ class PatchDataset(DeclaresDraws):
         self.sampler, self.fields, self.transform = sampler, fields, transform
         self.seed, self.block, self.lanes = seed, int(block), int(lanes)
         self.size: Shape = () if size is None else _sizes("size", size, 3, 1)
-        self._grids: list[list[list[int]]] | None = None  # where patches begin, by volume and axis
+        self._grids: list[list[list[int]]] | None = None  # where a grid's patches begin, by volume and axis
         if patches is None:
             overlaps = _sizes("overlap", overlap or 0, len(self.size), 0)
             if any(shared >= length for shared, length in zip(overlaps, self.size, strict=True)):
@@ -138,7 +140,7 @@ class PatchDataset(DeclaresDraws):
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def __iter__(self) -> Iterator[Any]:  # an index has no end, so Python can't find one
+    def __iter__(self) -> Iterator[Any]:  # indices beyond the length are later epochs, so Python would not stop
         return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, index: int) -> Any:
@@ -156,7 +158,7 @@ class PatchDataset(DeclaresDraws):
         return self._counts
 
     def volume(self, index: int) -> int:
-        """Return the number of the volume that a patch is from."""
+        """Return the number of the volume that patch `index` is cut from."""
         return int(np.searchsorted(self._ends, index % len(self), side="right"))
 
     def epoch_order(self, seed: int) -> Order:
@@ -182,12 +184,12 @@ class PatchDataset(DeclaresDraws):
         return int(self._ends[volume - 1]) if volume else 0
 
     def _take(self, epoch: int, volume: int, number: int) -> object:
-        """Return a patch of a volume, which is read if it is not open, or if the patch was delivered already."""
+        """Return patch `number` of a volume. The volume is read again if it is not kept or the patch was delivered."""
         opened, key = self._open.own, (epoch, volume)
         if key not in opened or number not in opened[key].left:
             opened.pop(key, None)
             while len(opened) >= self.lanes * (self.block + 2):
-                opened.popitem(last=False)  # used longest ago
+                opened.popitem(last=False)  # the least recently used
             opened[key] = self._read(epoch, volume)
         found = opened[key]
         opened.move_to_end(key)
@@ -197,7 +199,7 @@ class PatchDataset(DeclaresDraws):
         return found.make(number)
 
     def _read(self, epoch: int, volume: int) -> "_Volume":
-        """Read a volume, and cut its random patches."""
+        """Read a volume, and cut its random patches. A grid's patches are cut later."""
         name, count = f"PatchDataset: volume {volume}", int(self._counts[volume])
         with self._seeded(epoch, volume):
             whole = self.volumes[volume]
@@ -220,7 +222,7 @@ class PatchDataset(DeclaresDraws):
         return _Volume({number: take(number) for number in range(count)}.pop, count)
 
     def _starts(self, epoch: int, volume: int, shape: Shape, name: str) -> list[Shape]:
-        """Return where each patch of a volume begins."""
+        """Return where each patch of a volume begins, (D,) each."""
         if len(shape) != len(self.size) or any(
             length < wanted for length, wanted in zip(shape, self.size, strict=True)
         ):
@@ -247,7 +249,7 @@ class PatchDataset(DeclaresDraws):
         return list(itertools.product(*grid))
 
     def _shapes(self, given: "npt.ArrayLike | None") -> list[Shape]:
-        """Return the spatial shape of each volume."""
+        """Return the spatial shape (D,) of each volume, from the setting or by reading the volumes."""
         count, axes = len(self.volumes), len(self.size)
         if given is None:
             shapes = []
@@ -273,7 +275,7 @@ class PatchDataset(DeclaresDraws):
         return shapes
 
     def _seeded(self, epoch: int, volume: int) -> AbstractContextManager[object]:
-        """Return a context in which a volume's random transforms draw what belongs to it in this epoch."""
+        """Return a context in which random numbers come from the seed of this volume and epoch."""
         drawn = draws(self.volumes) if self.sampler is None else Draws.ANYTHING
         if drawn is Draws.NOTHING:
             return nullcontext()
@@ -283,14 +285,14 @@ class PatchDataset(DeclaresDraws):
 
 
 class _Volume:
-    """A volume that was read: what gives its patches by number, and the numbers of those that were not delivered yet."""
+    """A volume that was read: `make` returns a patch by number, and `left` has the numbers not delivered yet."""
 
     def __init__(self, make: Callable[[int], object], count: int) -> None:
         self.make, self.left = make, set(range(count))
 
 
 class _PatchOrder(ShardOrder):
-    """The patches of each epoch, a shard for each volume; the indices say which epoch's they are."""
+    """The patches of each epoch, where each volume is a shard. Patch p of epoch e has the index e * reach + p."""
 
     def at(self, epoch: int, positions: Int64Array) -> Int64Array:
         return super().at(epoch, positions) + epoch * self.reach
@@ -302,7 +304,7 @@ class _PatchOrder(ShardOrder):
         return _PatchOrder(self.shard_sizes, seed=self.seed, lanes=self.lanes, window=self.window, block=block)
 
     def remark(self, world: World, batch_size: int) -> str | None:
-        return None  # a ShardOrder, which it would recommend, has one epoch's patches alone
+        return None  # it would recommend a ShardOrder, which has only the patches of epoch 0
 
 
 @contextmanager
@@ -315,7 +317,7 @@ def _entered(seeds: SampleSeeds) -> Iterator[None]:
 def _check_together(
     size: object, patches: object, overlap: object, sampler: object, shapes: object, locations: bool | None
 ) -> None:
-    """Refuse settings that contradict each other."""
+    """Raise a ValueError for settings that contradict each other."""
     if (size is None) is (sampler is None):
         raise ValueError(f"PatchDataset: size is {size!r} and sampler is {sampler!r}, wanted one of them.")
     if sampler is not None and patches is None:
@@ -334,7 +336,7 @@ def _check_together(
 
 
 def _sizes(name: str, given: object, axes: int, least: int) -> Shape:
-    """Return a setting with one integer for each axis."""
+    """Return a setting as one integer for each axis; a single integer stands for all axes."""
     found = (given,) * axes if isinstance(given, int | np.integer) and not isinstance(given, bool) else given
     values = tuple(found) if isinstance(found, Iterable) else ()
     if not values or (name != "size" and len(values) != axes):
@@ -358,6 +360,6 @@ def _counts(patches: object, volumes: int) -> Int64Array:
 
 
 def _grid(length: int, size: int, overlap: int) -> list[int]:
-    """Return where patches begin along an axis."""
+    """Return where a grid's patches begin along an axis. The last one ends at the border."""
     starts = list(range(0, length - size + 1, size - overlap))
     return starts if starts[-1] == length - size else [*starts, length - size]
