@@ -7,6 +7,7 @@ import json
 import lzma
 import tarfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, ClassVar, Self
@@ -239,9 +240,9 @@ class PageReader:
 class LogReader:
     r"""Reads the lines of files that grow.
 
-    With `idle_s`, the reader waits for the rest of a line that has no line end yet. Without it, such a line is left
-    out. A resume continues after the last line that was used, with the lines that have been added. Such streams cannot
-    be shuffled.
+    With `idle_s`, the reader waits for the rest of a line that has no line end yet. A line that gets none is left out,
+    and a warning says so. A resume continues after the last line that was used, with the lines that have been added.
+    Such streams cannot be shuffled.
 
     Args:
         parse: Makes a sample of a line's bytes, without the line end.
@@ -269,6 +270,13 @@ class LogReader:
             for line in self._lines(file):
                 if not line.strip():
                     continue
+                if not line.endswith(b"\n"):
+                    warnings.warn(
+                        f"LogReader: {shard} ends in {len(line):,} bytes without a line end, which are left out: they may be half a "
+                        "line. If they are whole, end them by a line end. A resume reads them when their line is complete.",
+                        stacklevel=2,
+                    )
+                    continue
                 number += 1
                 if number > start:
                     yield _parsed(self.parse, line)
@@ -286,8 +294,10 @@ class LogReader:
                 begun, last = b"", time.monotonic()  # time that the user spends does not count
             elif end is None:
                 if time.monotonic() - last > (self.idle_s or 0):
-                    return
+                    break
                 time.sleep(_POLL_S)
+        if begun:
+            yield begun
 
 
 def _unpacked(file: BinaryIO) -> Any:
