@@ -235,7 +235,10 @@ def _to_size(size: int | tuple[int, int] | None, transform: Transform | None) ->
 
 
 def _check_sources(root: str | os.PathLike[str] | None, dataset: str | None, sources: Mapping[str, object]) -> None:
-    """Refuse a folder and stages together, and a dataset of torchvision without its folder."""
+    """Raise a ValueError unless exactly one is given: a folder (`root`), or sources for stages (train=, val=, ...).
+
+    A torchvision `dataset` needs `root`.
+    """
     if (root is None) == (not sources) and dataset is None:
         raise ValueError(
             f"ImageDataModule: found root={root!r} and {sorted(sources)}, wanted either root, or stages such as train= and "

@@ -79,7 +79,10 @@ class IndexedPlan:
 
     @property
     def block(self) -> int | None:
-        """The block of the order, which a state names; None if the order has none."""
+        """The order's block of positions (see `Order.shard_block`), which a state stores.
+
+        None if the order is not by shards.
+        """
         return block_of(self._plan)
 
     @property
@@ -247,7 +250,10 @@ def make_plan(dataset: Any, config: LoaderConfig, size: int, block: int | None =
 
 
 def block_of(plan: Plan) -> int | None:
-    """Return the block of a plan's order, which a state names; None if the order has none."""
+    """Return the order's block of positions (see `Order.shard_block`), which a state stores.
+
+    None if the plan has no order, or the order is not by shards.
+    """
     return None if plan.order is None else plan.order.shard_block()
 
 

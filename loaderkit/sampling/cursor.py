@@ -120,7 +120,7 @@ def pack_state(saved: Saved) -> dict[str, Any]:
 
 
 def unpack_state(state: Mapping[str, object]) -> Saved:
-    """Return what a state says.
+    """Check a state's checksum, version and fields, and return them as a `Saved`.
 
     Raises:
         StateError: If it is not the state of a Loader, is damaged, or has another version.

@@ -27,7 +27,10 @@ class Sources:
         self.reach = self.starts[-1]
 
     def at(self, source: Int64Array, count: Int64Array) -> Int64Array:
-        """Return indices (N,): for each place its source (N,), after `count` (N,) samples of that source."""
+        """Return dataset indices (N,).
+
+        Entry i is sample number `count[i]` of source `source[i]`. Numbers go on through all passes of the source.
+        """
         result = np.empty_like(count)
         for row, order in enumerate(self.orders):
             mine = np.flatnonzero(source == row)
