@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from record_made import RECORD
@@ -72,6 +73,28 @@ def test_what_cannot_be_pickled_is_named() -> None:
 
 
 PRINT = "import loaderkit as lk; a = 'x' * 9; print(lk.RecordDataset([{'a': a, 'b': a}, (1.5, None)]).fingerprint())"
+
+
+DTYPES = sorted({each for each in vars(torch).values() if isinstance(each, torch.dtype)}, key=str)
+
+
+@pytest.mark.filterwarnings("ignore:B?Complex.* support is experimental")
+@pytest.mark.parametrize("dtype", [each for each in DTYPES if "q" not in str(each)], ids=str)
+def test_a_tensor_of_each_dtype_comes_back_without_the_rest_of_its_storage(dtype: torch.dtype) -> None:
+    content = torch.arange(16 * 4096, dtype=torch.uint8) % 2
+    try:
+        whole = content.view(dtype).view(16, -1)
+        whole[:, 3].contiguous()
+    except (RuntimeError, TypeError):
+        pytest.skip("torch has the name, but can't copy tensors of it")
+    data = lk.RecordDataset([{"x": whole[3], "y": whole[:, 3]}] * 3)
+    found = data[2]
+    for name, wanted in (("x", whole[3]), ("y", whole[:, 3])):
+        assert found[name].dtype == dtype
+        assert torch.equal(found[name].contiguous().view(torch.uint8), wanted.contiguous().view(torch.uint8))
+        found[name].view(torch.uint8).zero_()  # it can be written
+    assert torch.equal(data[2]["x"].view(torch.uint8), whole[3].view(torch.uint8))
+    assert data._records.size_bytes < 3 * 8192
 
 
 def test_the_fingerprint_is_that_of_the_values_in_any_process() -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from datasets_made import FIXTURES, arrow_table, json_lines
+from datasets_made import arrow_table, json_lines
 from drawing import equal
+from formats_own import OWN
 from images_made import encode, picture
 from tars_made import make as make_tar
 from tfrecord_made import example, write_records
@@ -89,15 +90,6 @@ def text(content: str) -> Callable[[Path], Any]:
     return lambda path: path.write_text(content)
 
 
-def copied(*name: str) -> Callable[[Path], None]:
-    """Copy files that a format's own writer made."""
-
-    def made(folder: Path) -> None:
-        shutil.copytree(FIXTURES.joinpath(*name), folder, dirs_exist_ok=True)
-
-    return made
-
-
 LINES = "".join(json.dumps({"n": row}) + "\n" for row in ROWS)
 TABLE = "n,text\n" + "".join(f"{row},x\n" for row in ROWS)
 FOREIGN: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
@@ -123,22 +115,6 @@ FOREIGN: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
     "pictures": (write_pictures, lk.ImageFolder),
     "hdf5": (each("h5", write_hdf5), lk.Hdf5Dataset),
     "zarr": (write_zarr, lk.ZarrDataset),
-}
-# What each format's own writer made. Not all of them can be listed by shards.
-OWN: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
-    "ArrayRecord": (
-        copied("array_record"),
-        lambda folder: lk.ArrayRecordDataset(sorted(folder.glob("*.array_record"))),
-    ),
-    "Energon": (copied("energon", "data"), partial(lk.TarDataset, split="train")),
-    "LeRobot": (copied("lerobot", "data"), partial(lk.LeRobotDataset, columns=["index", "action"])),
-    "litdata": (copied("litdata", "dicts"), lk.LitDataset),
-    "litdata packed by batch": (copied("litdata", "packed-by-batch"), lk.LitDataset),
-    "MDS": (copied("mds", "plain"), lk.MDSDataset),
-    "MDS packed": (copied("mds", "gz"), lk.MDSDataset),
-    "Shar": (copied("shar", "data"), lk.SharDataset),
-    "Zarr 2": (copied("chunked", "v2.zarr"), partial(lk.ZarrDataset, missing="fill")),
-    "Zarr 3 in shards": (copied("chunked", "sharded.zarr"), partial(lk.ZarrDataset, missing="fill")),
 }
 
 
@@ -203,7 +179,7 @@ def test_a_read_changes_nothing_that_another_writer_made(name: str, folder: Path
     data = make(folder)
     samples = [data[row] for row in range(len(data))]
     assert equal(list(read_many(data, range(len(data)))), samples)
-    assert sum(map(len, lk.Loader(data, 4, shuffle=True, num_workers=2, collate_fn=list))) == len(data) > 3
+    assert sum(map(len, lk.Loader(data, 2, shuffle=True, num_workers=2, collate_fn=list))) == len(data) > 3
     main(["preview", str(folder), "--samples", "2"])
     assert seen(folder) == before
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]

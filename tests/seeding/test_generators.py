@@ -19,10 +19,12 @@ def test_a_generator_draws_what_philox_draws_with_the_seed_as_its_key(seed: int)
 def test_what_is_spawned_from_a_generator_depends_on_its_seed_alone() -> None:
     def draws(seed: int) -> list[float]:
         rng = generator(seed)
-        children = [*rng.spawn(2), *rng.spawn(1), *pickle.loads(pickle.dumps(rng)).spawn(1)]
+        children = [*rng.spawn(2), *rng.spawn(1)]
+        if int(np.__version__.split(".")[0]) >= 2:  # numpy 1.26 leaves the seed sequence out of a pickle
+            children += pickle.loads(pickle.dumps(rng)).spawn(1)
         others = [np.random.PCG64(rng.bit_generator.seed_seq), np.random.MT19937(rng.bit_generator.seed_seq)]
         return [child.random() for child in (*children, *map(np.random.Generator, others))]
 
     found = [draws(seed) for seed in (3, 4)]
     assert found == [draws(seed) for seed in (3, 4)]
-    assert len({number for some in found for number in some}) == 12
+    assert len({number for some in found for number in some}) == sum(map(len, found))

@@ -1,5 +1,6 @@
 """Objects pickled into two tensors, so that worker processes share their memory."""
 
+import io
 import pickle
 from array import array
 from collections.abc import Iterable, Sequence
@@ -9,6 +10,11 @@ import numpy as np
 import torch
 
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.tensor_pickling import TensorsByValue
+
+
+class _Pickler(TensorsByValue, pickle.Pickler):
+    """Pickles tensors of all dtypes: what torch's own reduction makes of uint16, uint32, uint64 and float8 can't be read."""
 
 
 class Packed:
@@ -20,15 +26,19 @@ class Packed:
     """
 
     def __init__(self, objects: Iterable[object], what: str) -> None:
-        packed, ends = bytearray(), array("q", [0])
+        packed, ends = io.BytesIO(), array("q", [0])
+        pickler = _Pickler(packed, pickle.HIGHEST_PROTOCOL)
         for number, value in enumerate(objects):
             try:
-                packed += pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+                pickler.dump(value)
             except (pickle.PicklingError, TypeError, AttributeError) as error:
                 raise TypeError(f"{what} {number} can't be pickled: {error}.") from error
-            ends.append(len(packed))
+            pickler.clear_memo()  # each object is read alone
+            ends.append(packed.tell())
         # Tensors rather than arrays: torch moves them to shared memory for a spawned worker.
-        self._bytes = torch.frombuffer(packed, dtype=torch.uint8) if packed else torch.empty(0, dtype=torch.uint8)
+        self._bytes = (
+            torch.frombuffer(packed.getbuffer(), dtype=torch.uint8) if ends[-1] else torch.empty(0, dtype=torch.uint8)
+        )
         self._ends = torch.frombuffer(ends, dtype=torch.int64)
 
     def __len__(self) -> int:
