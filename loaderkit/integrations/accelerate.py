@@ -182,7 +182,7 @@ def samples_in(batch: object) -> int | None:
 
 
 def check_ranks(accelerator: Accelerator, loader: Loader) -> None:
-    """Raise a ValueError unless the Loader and the Accelerator agree on the number of ranks, and on batches for each rank."""
+    """Raise a ValueError if the Accelerator splits batches over ranks, or if its number of ranks is not the Loader's."""
     if accelerator.split_batches:
         raise ValueError(
             f"prepare: the Accelerator splits batches over ranks, and batch_size={loader.batch_size} of a Loader is for each "

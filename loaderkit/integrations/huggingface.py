@@ -114,7 +114,7 @@ class ResumableTrainer(_Base):  # type: ignore[misc]  # Any where it is not inst
         """Predict a batch, and note its number of samples for the joined metrics."""
         if (samples := samples_in(inputs)) is not None:
             self.gather_function = lambda values, **_: gather_samples(self.accelerator, values, samples)
-        # A loss per batch, as in one process: else it would be scaled by the ranks, also for models that ignore this.
+        # Else the Trainer multiplies each batch's loss by the ranks, also for models that ignore `num_items_in_batch`.
         averages, self.args.average_tokens_across_devices = self.args.average_tokens_across_devices, False
         try:
             return super().prediction_step(model, inputs, *args, **kwargs)
@@ -122,7 +122,7 @@ class ResumableTrainer(_Base):  # type: ignore[misc]  # Any where it is not inst
             self.args.average_tokens_across_devices = averages
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model. In a checkpoint's folder, first delete `trainer_state.json`: until the end it is not whole."""
+        """Save the model. In a checkpoint's folder, delete `trainer_state.json` first, so that the folder does not count as whole."""
         if _internal_call and output_dir is not None:
             self.state.stateful_callbacks.pop(_KEY, None)
             if self.args.should_save:

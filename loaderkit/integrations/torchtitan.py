@@ -123,7 +123,7 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is Any wh
 
 
 def _check_given(given: LoaderConfig, local_batch_size: int) -> None:
-    """Raise a ValueError for a batch size or a world that is not the Trainer's: it gives both."""
+    """Raise a ValueError if the settings have a world, or a batch size other than the Trainer's: it gives both."""
     if given.batch_size not in (1, local_batch_size):
         raise ValueError(
             f"TitanLoader: batch_size is {given.batch_size}, and the Trainer's local batch size is {local_batch_size}. Leave "

@@ -277,7 +277,7 @@ class DataModule(pl.LightningDataModule):
     def _make_loader(self, kind: type[L], dataset: Any, config: LoaderConfig, shuffle: bool) -> L:
         check_dataset("the factory's result", dataset)
         changes: dict[str, object] = {"shuffle": shuffle}
-        if config.plan is not None:  # the other settings are for evaluation
+        if config.plan is not None:  # the plan makes the batches; these settings are for evaluation
             changes |= {"batch_size": config.batch_size and 1, "drop_last": False, "tail": "keep"}
         if config.batch_sampler is not None:
             changes["batch_size"] = 1

@@ -46,7 +46,7 @@ class History:
         self._ended, self._at_end = ended, False
 
     def begin_batch(self, learnt: int) -> None:
-        """Record that a batch begins, when `learnt` batches since the mark are trained on."""
+        """Record that a batch begins, after `learnt` batches since the mark have been trained on."""
         # Keeps one batch more: another rank may save one step earlier.
         while self._forgotten < self._learnt and len(self._points) > 1:
             self._points.popleft()

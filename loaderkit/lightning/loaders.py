@@ -60,7 +60,7 @@ class TrainLoader(TrainerLoader):
 
     @property
     def step(self) -> int | None:
-        """Number of samples in a full step of all ranks: the unit of batch counts."""
+        """Number of samples in a full step of all ranks; None for a stream."""
         return self.position.step
 
     @property
@@ -114,7 +114,7 @@ class TrainLoader(TrainerLoader):
 
     @property
     def batch_sampler(self) -> object:
-        """None, because the DataModule counts the epochs."""
+        """None, so that Lightning sets no epoch: the DataModule counts the epochs."""
         return None
 
 

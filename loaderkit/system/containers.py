@@ -30,7 +30,7 @@ def is_sequence(value: object) -> bool:
 @lru_cache(maxsize=256)
 def declared_fields(kind: Any) -> tuple[str, ...] | None:
     """Return the fields that a dataclass or attrs class declares; None for other types."""
-    if issubclass(kind, Enum):  # its members may be dataclasses, and there is one of each
+    if issubclass(kind, Enum):  # its members may be dataclasses, and must not be copied
         return None
     if dataclasses.is_dataclass(kind):
         return tuple(field.name for field in dataclasses.fields(kind))

@@ -52,7 +52,7 @@ def pin_tensor(tensor: Tensor) -> Tensor:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Return whether a copy of the elements is a copy of all: no subclass, gradient, other device or other layout."""
+    """Return whether a copy of a tensor's elements is a complete copy: no subclass, gradient, other device or other layout."""
     return (
         type(tensor) is Tensor
         and tensor.layout == torch.strided

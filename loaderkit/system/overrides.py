@@ -10,7 +10,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def own_attribute(value: object, name: str, methods: frozenset[str] = frozenset()) -> Any:
-    """Return an object's attribute if it holds for this object; None if there is none, or if it is about something else.
+    """Return an attribute that holds for the object itself; None if there is none, or if it is about another object or method.
 
     An ability such as `read_batch`, or a declaration such as `draws_nothing`, promises something about the object's
     `methods`: that it does the same faster, or how they behave. The promise does not hold

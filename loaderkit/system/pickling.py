@@ -111,7 +111,7 @@ class _Nowhere(io.RawIOBase):
 
 
 class _Trial(ForkingPickler):
-    """Pickles as for another process and drops the result. It does not move tensors into shared memory, as torch does."""
+    """Pickles as for another process and drops the result. Unlike torch's, it does not move tensors into shared memory."""
 
     def __init__(self) -> None:
         super().__init__(_Nowhere(), pickle.HIGHEST_PROTOCOL)

@@ -250,7 +250,7 @@ def is_same(left: Any, right: Any) -> bool:
             return left.dtype == right.dtype and np.array_equal(left, right, equal_nan=left.dtype.kind in "fc")
         is_nan = isinstance(left, float | complex | np.inexact) and left != left
         return bool(right != right if is_nan else left == right)
-    except Exception:  # a class that cannot say
+    except Exception:  # a class whose == fails
         return False
 
 

@@ -131,7 +131,7 @@ def _of_pandas(column: "pd.Series") -> object:
         return np.asarray(column, dtype=column.dtype.subtype)
     kind = column.dtype
     wanted = getattr(kind, "numpy_dtype", None)  # numpy's dtypes, pandas' nullable ones and Arrow's have it
-    if wanted is None or np.dtype(wanted).kind not in "biufcO":  # pandas has times of its own
+    if wanted is None or np.dtype(wanted).kind not in "biufcO":  # pandas returns times as its own types
         return Rows(column, operator.getitem)
     if hasattr(kind, "pyarrow_dtype"):
         return _of_arrow(column.__arrow_array__())

@@ -99,7 +99,7 @@ def turns(
                     else:
                         end += _measure_warm(subject, setting, slice_s, _WARM_UP * seconds, number, into)
                 except Exception as error:
-                    into.rates.pop(number, None)  # a failed attempt's
+                    into.rates.pop(number, None)  # that of a failed attempt
                     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
                     into.error = f"{type(error).__name__}: {error}{notes}"
             yield found
