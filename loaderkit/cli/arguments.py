@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors suggest the closest option or choice, and whose help has examples."""
 
     def __init__(self, *, description: str, examples: Sequence[tuple[str, str]], **settings: Any) -> None:
-        """Take commands with what each does, for the end of the help."""
+        """Make a parser whose help ends with `examples`: pairs of a command and what it does."""
         super().__init__(
             description=textwrap.fill(description, shutil.get_terminal_size().columns - 2),
             epilog="\n".join(["examples:", *(f"  # {what}\n  {command}" for command, what in examples)]),

@@ -22,7 +22,7 @@ COMMANDS = {
     "shard": "write a dataset to shards",
     "verify": "check shards that `shard` wrote",
 }
-_MODULES = {"bench": "bench.command"}  # of the others it is the command's name
+_MODULES = {"bench": "bench.command"}  # the modules of other commands have the commands' names
 _EXAMPLES = (
     ("loaderkit doctor mine:make_loader", "what on this machine, or in your data, will cause trouble?"),
     ("loaderkit preview 'shards/*.tar' --plot sheet.png", "what is in these shards?"),

@@ -71,7 +71,7 @@ def _values(item: object) -> Iterator[object]:
 
 
 def _row(value: object, row: int) -> object:
-    """Return a sample's entry of a batch's field."""
+    """Return one row of a batch's field, an integer as int; None if the field is not a tensor or array of rows."""
     if not isinstance(value, Tensor | np.ndarray) or not value.ndim:
         return None
     entry = np.asarray(value[row])
@@ -79,7 +79,10 @@ def _row(value: object, row: int) -> object:
 
 
 def _pixels(value: Any) -> Pixels | None:
-    """Return a picture as (H, W) or (H, W, 3 or 4) from 0 to 1; None if the value is none."""
+    """Return a picture as floats from 0 to 1, (H, W) or (H, W, 3 or 4).
+
+    Return None if the value is not a picture, or is smaller than `_SMALLEST` on a side.
+    """
     if isinstance(value, Tensor):
         value = value.detach().numpy(force=True)
     elif hasattr(value, "getbands"):  # a picture of PIL

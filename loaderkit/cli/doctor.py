@@ -35,7 +35,7 @@ _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 _ENOUGH_FILES = 4096  # for some tens of workers that pass tensors by file descriptor
 _UNLIMITED_FILES = 1 << 20
 _MANY = 100_000  # objects in a container that should be packed
-_READ_AHEAD = 2  # shards in use in order: the one that is read, and the next
+_READ_AHEAD = 2  # shards in use if they are read in order: the current one, and the next
 _SHOWN = 8  # paths in a line
 _COLOURS = {"ok": "green", "note": "yellow", "wrong": "bold red"}
 _IN_USE = 4  # batches that the trainer holds, about
@@ -244,7 +244,7 @@ def _check_store(subject: Subject) -> Iterator[Finding]:
 
 
 def describe_store(speed: StoreSpeed, shards: int, total: int) -> Finding:
-    """Say what was measured of a store with `shards` remote shards of `total` bytes."""
+    """Return the finding about a store's measured speed; it has `shards` remote shards, of `total` bytes together."""
     what = f"{shards:,} remote shards, {in_units(total)}: {speed.latency_s * 1e3:.0f} ms to the first byte, "
     if speed.connection is None and speed.block < BLOCK:
         return Finding(

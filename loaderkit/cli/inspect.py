@@ -19,10 +19,10 @@ from loaderkit.sampling.cursor import Saved, unpack_state
 from loaderkit.system.state import StateError
 from loaderkit.system.terminal import coloured
 
-_LOOPS = "loops."  # of a checkpoint of Lightning
+_LOOPS = "loops."  # begins the paths of the loops' states in Lightning's checkpoints
 _IN_FOLDERS = ("meta.pt", "trainer_state.json")  # of a checkpoint that FSDP has split, and of the Hugging Face Trainer
-Describe = Callable[[Any], list[str]]  # a state in words
-_DEPTH = 6  # of dicts and lists that are searched for states
+Describe = Callable[[Any], list[str]]  # returns a state's description, in lines
+_DEPTH = 6  # levels of dicts and lists that are searched for states
 
 
 def add_to(commands: Commands) -> None:
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def states_in(content: object) -> list[tuple[str, Any, Describe]]:
-    """Return the states in a checkpoint: where each is, the state of a Loader or DataModule, and what describes it."""
+    """Return (path, state, function that describes it) for each state of a Loader or DataModule in a checkpoint."""
     found = list(_states(content))
     if any(words is _data_module for _, _, words in found):  # then the Trainer's loops only repeat its loaders
         found = [one for one in found if not one[0].startswith(_LOOPS)]
@@ -122,7 +122,10 @@ def _states(content: object, place: str = "", depth: int = _DEPTH) -> Iterator[t
 
 
 def _words_for(state: Mapping[object, object]) -> Describe | None:
-    """Return what describes a state, chosen by its keys; None if it is none. A damaged one may lack some keys."""
+    """Return the function that describes a state, chosen by its keys; None if the mapping is not a state.
+
+    A damaged state may lack some keys.
+    """
     kinds = (
         ({"cursor", "identity", "step", "bad", "judged"}, _loader),
         ({"stream", "cursor", "turns", "lanes", "missing"}, _stream),
@@ -154,7 +157,7 @@ def _loader(state: Mapping[str, object]) -> list[str]:
 
 
 def _step(saved: Saved) -> str:
-    # The plan's name begins the order; that of a plan without a fixed number of samples has another unit.
+    # An order begins with its plan's name. The steps of plans without a fixed number of samples have another unit.
     if saved.identity.order.startswith("tokenbudget-"):
         return f"a step of all ranks took up to {_number(saved.step, 'token')}, padding included"
     if saved.identity.order.startswith("packplan-"):

@@ -157,7 +157,11 @@ def _of_stream(arguments: argparse.Namespace, path: Path, source: Any, state: Ma
 
 
 def _loader_of(source: object, state: Mapping[str, object]) -> Loader:
-    """Return the source's Loader, or one of its data with the order that a state names."""
+    """Return the source if it is a Loader, else a Loader of this dataset with the order that `state` names.
+
+    Raises:
+        ValueError: If the source has no index, or neither a shuffled nor a sequential order of it is the state's.
+    """
     if isinstance(source, Loader):
         return source
     if not is_map_style(source):
@@ -187,7 +191,7 @@ def _named(index: object) -> str:
 
 
 def _loader_states(content: object) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the states of Loaders in a file, those within a DataModule's state too."""
+    """Yield the path and the state of each Loader in a file, also of those within a DataModule's state."""
     for place, state, _ in states_in(content):
         if "train" in state:
             yield from ((f"{place}.train.{row}", inner) for row, inner in enumerate(state["train"]))

@@ -25,7 +25,7 @@ _FEW = 4  # entries of a list that are shown one by one
 
 
 class Field(NamedTuple):
-    """A field of a sample, in words."""
+    """A field of a sample, as texts for a table."""
 
     name: str
     type: str
@@ -98,7 +98,7 @@ def _show(source: Any, arguments: argparse.Namespace) -> None:
 
 
 def _spread(source: Any, pictures: int) -> list[int] | None:
-    """Return the numbers of samples over the whole of a dataset, evenly; None if the source has no index."""
+    """Return the indices of up to `pictures` samples, spread evenly over a dataset; None if the source has no index."""
     if not _has_index(source):
         return None
     size = len(source)

@@ -1,4 +1,4 @@
-"""How commands report: results to standard output, complaints to standard error, tables and pictures."""
+"""What commands write: results to standard output, errors to standard error, tables and pictures."""
 
 import contextlib
 import sys
@@ -29,7 +29,7 @@ def complain(line: str) -> None:
 
 
 def complain_of(program: str, error: Exception) -> None:
-    """Write an error and its notes. If it comes from the user's own code, also write its type and place."""
+    """Write an error and its notes. If it comes from the user's own code, also write its type, file and line."""
     *_, last = traceback.extract_tb(error.__traceback__)
     plain = isinstance(error, ValueError | FileNotFoundError | ImportError) or _PACKAGE in Path(last.filename).parents
     where = "" if plain else f"\n  {last.filename}, line {last.lineno}, in {last.name}"
@@ -72,14 +72,14 @@ def _drawn(terminal: "Console", rows: list[list[str]], left: Collection[int]) ->
 
 
 def check_plot(path: str | None) -> None:
-    """Raise a FileNotFoundError if there is no folder for a picture that is asked for."""
+    """Raise a FileNotFoundError if the folder for the picture `path` does not exist. None is no picture."""
     if path is not None and not Path(path).absolute().parent.is_dir():
         raise FileNotFoundError(f"no folder for --plot {path}.")
 
 
 @contextlib.contextmanager
 def two_axes(path: str, *, height: float, widths: tuple[float, float]) -> "Iterator[tuple[Axes, Axes]]":
-    """Give two matplotlib axes, side by side; write them to a PNG afterwards."""
+    """Yield two matplotlib axes, side by side; at the end write them to a PNG. `height` is in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

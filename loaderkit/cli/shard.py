@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _format(arguments: argparse.Namespace) -> Format:
-    """Return the format with its settings; refuse settings of another format."""
+    """Return the format with its settings; raise a ValueError for settings of another format."""
     kind = FORMATS[arguments.format]
     names = dict.fromkeys(field.name for each in FORMATS.values() for field in dataclasses.fields(each))
     settings = {name: value for name in names if (value := getattr(arguments, name, None)) is not None}

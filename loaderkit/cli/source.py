@@ -55,7 +55,7 @@ def storage_from(arguments: argparse.Namespace) -> Storage:
 
 
 def training_source(arguments: argparse.Namespace) -> Any:
-    """Return the dataset or loader that the arguments name, decoded; of a DataModule its training loader."""
+    """Return the dataset or loader that the arguments name, with decoded samples; for a DataModule, its training loader."""
     return loader_within(source_from(arguments, decoded=True)[0])
 
 
@@ -99,11 +99,11 @@ def _open(source: str, format_name: str | None, options: dict[str, Any], decoded
     if format_name is None and (Path(source) / "").is_dir():
         try:
             expand(source, known_suffixes(), split=options.get("split"))
-        except (FileNotFoundError, ShardError) as error:  # pictures next to other files, else it names what there is
+        except (FileNotFoundError, ShardError) as error:  # a folder of pictures? If not, ImageFolder says what it found
             try:
                 return (ImageFolder if decoded else PictureFiles)(source, **options)
             except (OSError, ShardError):
-                if isinstance(error, ShardError):  # which knows the folder's splits
+                if isinstance(error, ShardError):  # it names the folder's splits
                     raise error from None
                 raise
     if format_name:
@@ -164,5 +164,5 @@ class PictureFiles:
             raise ValueError(f"{path}: {error}") from error
 
     def fingerprint(self) -> str:
-        """Digest the paths, as ImageFolder does."""
+        """Return ImageFolder's fingerprint, and the file type of all pictures (None if there are several types)."""
         return f"{self._folder.fingerprint()} as files, {self._kind}"

@@ -9,8 +9,8 @@ from statistics import median
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.files.requests import BLOCK, REQUESTS
 
-_REQUESTS = 5  # whose median is the latency
-_CLEAR = 1.5  # times the latency
+_REQUESTS = 5  # their median is the latency
+_CLEAR = 1.5  # a block tells the speed of a connection if it takes longer than this many latencies
 _SAMPLE_BYTES = 64 << 20  # downloaded to measure all connections together
 
 
@@ -22,7 +22,7 @@ class StoreSpeed:
         latency_s: Seconds until the answer to a request of one byte.
         connection: Bytes a second of one connection; None if a block takes hardly longer than a byte.
         together: Bytes a second of a download by parallel ranges.
-        block: Bytes of each of its requests.
+        block: Bytes of each request of such a download.
     """
 
     latency_s: float
@@ -58,7 +58,7 @@ def measure_store(data: ShardedDataset) -> StoreSpeed | None:
     alone = _seconds(lambda: storage.read(url, 0, block, size))
     some = min(size, _SAMPLE_BYTES)
     together = _seconds(lambda: sum(map(len, storage.read_many(url, [(0, some)], size))))
-    # The time of a block beyond the first byte's is noise if it is short next to that.
+    # If a block takes hardly longer than a byte, the difference is noise.
     connection = block / (alone - latency) if alone > _CLEAR * latency else None
     return StoreSpeed(latency, connection, some / max(1e-6, together), block)
 

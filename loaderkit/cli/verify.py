@@ -38,7 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     for path in wrong:
         try:
             check_local(path)
-            folder = Path(path) if arguments.executor is None else Path(path).absolute()  # its workers are elsewhere
+            # Workers of an executor run in other folders.
+            folder = Path(path) if arguments.executor is None else Path(path).absolute()
             mine, extra = claims_of(folder)
         except (WriteError, OSError) as error:
             _complain(str(error))

@@ -1,8 +1,8 @@
-"""The Loader under Hugging Face Accelerate: placement, accumulation, metrics, and its place in `save_state`.
+"""The Loader under Hugging Face Accelerate: device placement, gradient accumulation, metrics and `save_state`.
 
-`Accelerator.prepare` knows torch's DataLoader only, and returns a Loader as it is. `prepare` here makes what Accelerate asks
-of a prepared loader, through its public parts: `DataLoaderStateMixin` tells `GradientState` of each pass, and
-`register_for_checkpointing` keeps the state. Checked with Accelerate 1.15.
+`Accelerator.prepare` knows only torch's DataLoader, and returns a Loader unchanged. `prepare` here returns what Accelerate
+expects of a prepared loader. It uses Accelerate's public parts: `DataLoaderStateMixin` tells `GradientState` when a pass begins
+and ends, and `register_for_checkpointing` saves the state. Checked with Accelerate 1.15.
 """
 
 from collections import deque
@@ -22,23 +22,25 @@ from loaderkit.system.world import World
 
 
 def prepare(accelerator: Accelerator, *loaders: Loader, evaluation: bool | None = None) -> Any:
-    """Return Loaders as an Accelerator needs them, one for each that is given.
+    """Return Loaders prepared for an Accelerator, one for each that is given.
 
-    Batches come on the accelerator's device. The last batch of an epoch ends a gradient accumulation. A loader for training is
-    part of `accelerator.save_state` and `load_state`, so do not call `skip_first_batches` after a resume.
+    Their batches are on the accelerator's device. The last batch of an epoch ends a gradient accumulation. A loader for training
+    is part of `accelerator.save_state` and `load_state`, so do not call `skip_first_batches` after a resume.
 
-    A state that is saved inside a gradient accumulation stands at its start, because its gradients are not saved.
+    A state that is saved during a gradient accumulation is that of the accumulation's start, because gradients are not saved.
 
     Args:
         accelerator: The Accelerator.
         loaders: The Loaders.
-        evaluation: True reads for metrics: on several ranks the last step repeats samples until all batches are full, and
-            `gather_for_metrics` drops them again. The loader is then not saved. None does so too if a Loader does not
-            shuffle, but saves it, and warns if samples are repeated. False reads each sample once, for training.
+        evaluation: True is for metrics: on several ranks the last step repeats samples until all batches are full, and
+            `gather_for_metrics` drops the repeated ones. The loader is not saved. False is for training: each sample is read
+            once. None is like True for a Loader that does not shuffle, but the loader is saved, and a warning says if samples
+            are repeated; it is like False for other Loaders.
 
     Raises:
-        TypeError: If something is not a Loader, or a stream is for evaluation on several ranks.
-        ValueError: If the Accelerator splits batches, or has another number of ranks with their own data than the Loader.
+        TypeError: If something is not a Loader, or if a stream or a Loader with a plan is for metrics on several ranks.
+        ValueError: If the Accelerator splits batches, or if the Loader is for another number of ranks than the Accelerator's
+            ranks with data of their own.
 
     Examples:
         >>> from accelerate import Accelerator
@@ -60,7 +62,7 @@ def skip_first_batches(loader: Loader, batches: int) -> Loader:
         batches: The number of batches before it, counted from the epoch's start.
 
     Raises:
-        TypeError: If the data is a stream, whose places are found by reading.
+        TypeError: If the data is a stream: only reading finds a position in it.
 
     Examples:
         >>> loader = lk.Loader(range(10), batch_size=4)
@@ -78,7 +80,7 @@ def skip_first_batches(loader: Loader, batches: int) -> Loader:
 
 
 class PreparedLoader(LoaderView[object], DataLoaderStateMixin):  # type: ignore[misc]  # Any where it is not installed
-    """A Loader that tells Accelerate where it is; made by `prepare`.
+    """A Loader that tells Accelerate when its passes begin and end; made by `prepare`.
 
     Attributes:
         loader: The Loader that is read.
@@ -92,7 +94,7 @@ class PreparedLoader(LoaderView[object], DataLoaderStateMixin):  # type: ignore[
         self.position.prepared = True
         self._remainder = remainder
         self.gradient_state = GradientState()
-        # The points after the latest batches: as many as an accumulation may have to go back.
+        # The points after the latest batches: from each batch of an accumulation, a state goes back to its start.
         self._points: deque[object] = deque(maxlen=max(1, self.gradient_state.num_steps))
 
     @override
@@ -180,7 +182,7 @@ def samples_in(batch: object) -> int | None:
 
 
 def check_ranks(accelerator: Accelerator, loader: Loader) -> None:
-    """Raise a ValueError unless the Loader and the Accelerator mean the same ranks and batches."""
+    """Raise a ValueError if the Accelerator splits batches over ranks, or if its number of ranks is not the Loader's."""
     if accelerator.split_batches:
         raise ValueError(
             f"prepare: the Accelerator splits batches over ranks, and batch_size={loader.batch_size} of a Loader is for each "

@@ -11,15 +11,15 @@ from loaderkit.system.world import World
 
 
 def setup(fabric: Any, loader: Loader[Batch], *, move_to_device: bool = True) -> Loader[Batch]:
-    """Return a Loader for this process of a fabric; it takes the place of `fabric.setup_dataloaders`.
+    """Return a Loader with the rank and the device of this process of a fabric. Use it instead of `fabric.setup_dataloaders`.
 
     Fabric itself takes only torch's DataLoader. The result reads this rank's part of the data, as the fabric's strategy divides
     it: under model parallelism, ranks that share data read the same batches. Its batches are on the fabric's device; on CUDA
-    they are copied ahead. Put it into the state of `fabric.save` and of `load`, next to the model.
+    they are copied ahead. Put the result into the state that you give to `fabric.save` and to `load`, next to the model.
 
     Args:
         fabric: A launched Fabric, of `lightning.fabric` or `lightning_fabric`.
-        loader: The Loader. The result continues where it is. A `world` or `device` of its own stays.
+        loader: The Loader. The result continues at its position, and keeps its `world` and `device` if it has them.
         move_to_device: Whether to put the batches on the fabric's device.
 
     Raises:
@@ -56,7 +56,7 @@ def load(fabric: Any, path: Path | str, state: dict[str, Any], **options: object
         options: Further arguments of `fabric.load`.
 
     Returns:
-        What the checkpoint has beyond `state`.
+        The checkpoint's entries that are not in `state`.
 
     Raises:
         StateError: If the Loader's state is of other data, or is damaged.

@@ -7,7 +7,7 @@ Where the Trainer of transformers 5.24 touches its data, and what happens there:
 | `_inner_training_loop` | calls `get_train_dataloader` | `ResumableTrainer` makes a Loader |
 | `set_initial_training_values` | `len`, `num_examples` | tells batches of this rank, and samples |
 | `_init_training_state` | finds epoch and batch by `global_step` alone | `on_train_begin` compares them with the state |
-| `_run_epoch` | `skip_first_batches`, which reads `dataset`, `batch_size`, `drop_last` | skips empty places: no data is read |
+| `_run_epoch` | `skip_first_batches`, which reads `dataset`, `batch_size`, `drop_last` | yields None for each skipped batch: no data is read |
 | `_run_epoch` | `set_epoch`, if there is one | there is none: the Loader counts its epochs |
 | `get_batch_samples` | takes the batches of one optimizer step ahead | the state is that after the last `on_step_end` |
 | `_save_checkpoint` | `_save_rng_state` on each rank, then `trainer_state.json` | the state is part of `trainer_state.json`, the last file |
@@ -114,7 +114,7 @@ class ResumableTrainer(_Base):  # type: ignore[misc]  # Any where it is not inst
         """Predict a batch, and note its number of samples for the joined metrics."""
         if (samples := samples_in(inputs)) is not None:
             self.gather_function = lambda values, **_: gather_samples(self.accelerator, values, samples)
-        # A loss per batch, as in one process: else it would be scaled by the ranks, also for models that ignore this.
+        # Else the Trainer multiplies each batch's loss by the ranks, also for models that ignore `num_items_in_batch`.
         averages, self.args.average_tokens_across_devices = self.args.average_tokens_across_devices, False
         try:
             return super().prediction_step(model, inputs, *args, **kwargs)
@@ -122,7 +122,7 @@ class ResumableTrainer(_Base):  # type: ignore[misc]  # Any where it is not inst
             self.args.average_tokens_across_devices = averages
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model; in a checkpoint's folder, what was there is no longer whole."""
+        """Save the model. In a checkpoint's folder, delete `trainer_state.json` first, so that the folder does not count as whole."""
         if _internal_call and output_dir is not None:
             self.state.stateful_callbacks.pop(_KEY, None)
             if self.args.should_save:
@@ -132,7 +132,7 @@ class ResumableTrainer(_Base):  # type: ignore[misc]  # Any where it is not inst
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
         self.state.stateful_callbacks[_KEY] = self._follower.saved(self.args)
-        # `trainer_state.json` comes next: after it, the files of all ranks are there.
+        # `trainer_state.json` is written next: if it exists, so do the files of all ranks.
         self.accelerator.wait_for_everyone()
 
     def _loader(self, data: object, batch_size: int, use: str) -> Loader:
@@ -232,7 +232,7 @@ class TrainBatches:
 
 
 class _Rest(torch_data.IterableDataset[object]):
-    """The batches of an epoch, with None for each that was trained on. Its length is that of the data."""
+    """The batches of an epoch, with None for each that was trained on. Its length is the data's number of samples."""
 
     def __init__(self, batches: TrainBatches) -> None:
         self._batches = batches

@@ -8,10 +8,10 @@ from loaderkit.system.world import World
 
 
 def place(loader: Loader[Batch], world: World, device: torch.device | None, *, instead: str) -> Loader[Batch]:
-    """Return a Loader that continues where another is, for this world and device; its own settings come first.
+    """Return a Loader for this world and device, which continues at the position of another Loader.
 
     Args:
-        loader: The Loader.
+        loader: The other Loader. If it has a `world` or a `device`, the result keeps it.
         world: The framework's rank and number of ranks.
         device: Where batches go; None leaves them on the host.
         instead: The framework's function for torch's DataLoader, which the error names.

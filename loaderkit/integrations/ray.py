@@ -11,16 +11,17 @@ from loaderkit.system.world import World
 
 
 def prepare(loader: Loader[Batch], *, move_to_device: bool = True) -> Loader[Batch]:
-    """Return a Loader for this worker of Ray Train; it takes the place of `ray.train.torch.prepare_data_loader`.
+    """Return a Loader with the rank and the device of this worker of Ray Train.
 
-    That function makes a new DataLoader from its argument, and fails with a Loader on several workers. On one worker it wraps
-    the Loader and reads one batch ahead, so each saved state skips a batch. Give the Loader to `prepare` alone.
+    Use it instead of `ray.train.torch.prepare_data_loader`, not together with it. That function makes a new DataLoader from its
+    argument, and fails with a Loader on several workers. On one worker it wraps the Loader and reads one batch ahead, so each
+    saved state skips a batch.
 
     Call it in the function that Ray's workers run. Put `loader.state_dict()` into the checkpoint that `ray.train.report`
     takes; it is the same on all workers, and any number of workers may load it.
 
     Args:
-        loader: The Loader. The result continues where it is. A `world` or `device` of its own stays.
+        loader: The Loader. The result continues at its position, and keeps its `world` and `device` if it has them.
         move_to_device: Whether to put the batches on the worker's device; on CUDA they are copied ahead.
 
     Raises:

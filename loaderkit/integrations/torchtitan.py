@@ -31,8 +31,8 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is Any wh
     In a config registry, put `TitanLoader.Config(make_dataset=..., loader=...)` in the place of
     `HuggingFaceTextDataLoader.Config(...)`. The Trainer makes the loader from it, with its own batch size and ranks.
 
-    The Trainer of torchtitan 0.3 gives a sequence length L and a batch size B, and gets rows (B, L). Later ones give a length and a
-    number of tokens, and get the same rows joined to (B * L,).
+    The Trainer of torchtitan 0.3 gives a sequence length L and a batch size B, and gets rows (B, L). Later releases give a length and
+    a number of tokens, and get the same rows joined to (B * L,).
 
     Raises:
         ValueError: If the config has no `make_dataset`, or a batch size or ranks of its own, or if the tokens of a batch are not
@@ -56,7 +56,7 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is Any wh
                 `collate_fn` in `loader`, its samples are L + 1 tokens each.
             loader: Settings of the Loader. The Trainer gives the batch size and the ranks.
             infinite: Whether one epoch follows another. If not, the data ends after one epoch.
-            repeat: The same, by the name that validators after torchtitan 0.3 set. Data repeats if both are true.
+            repeat: The same as `infinite`, by the name that validators after torchtitan 0.3 set. Data repeats only if both are true.
         """
 
         make_dataset: Callable[[Any, int], object] | None = None
@@ -123,7 +123,7 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is Any wh
 
 
 def _check_given(given: LoaderConfig, local_batch_size: int) -> None:
-    """Refuse settings that the Trainer decides."""
+    """Raise a ValueError if the settings have a world, or a batch size other than the Trainer's: it gives both."""
     if given.batch_size not in (1, local_batch_size):
         raise ValueError(
             f"TitanLoader: batch_size is {given.batch_size}, and the Trainer's local batch size is {local_batch_size}. Leave "
@@ -147,9 +147,10 @@ def _whole_rows(tokens: int, length: int) -> int:
 
 
 def _within_group(world: World) -> World:
-    """Return a world with the name of its group: ranks that read a stream meet, and those of other groups read the same.
+    """Return a world with the name of its group of ranks. The ranks of a group share a stream, and communicate about it.
 
-    All ranks have to call this. The first ranks with each data-parallel rank are a group, then the second ones, and so on.
+    Several ranks may have the same data-parallel rank, and so there may be several groups, which read the same data. The first
+    ranks with each data-parallel rank are a group, then the second ones, and so on. All ranks have to call this function.
     """
     if not dist.is_initialized() or dist.get_world_size() == world.size:
         return world

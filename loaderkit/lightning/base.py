@@ -62,9 +62,8 @@ class DataModule(pl.LightningDataModule):
         test: The same as val.
         predict: The same as val.
         loader: The loaders' settings. `shuffle=None` shuffles for training only.
-        eval_loader: Settings of the loaders for val, test and predict. Default: `loader` without
-            shuffling and dropping, without its `order`, `plan` or `batch_sampler`, and whole passes
-            of streams.
+        eval_loader: Settings of the loaders for val, test and predict. Default: those of `loader`, but nothing is shuffled
+            or dropped, `order`, `plan` and `batch_sampler` are not used, and streams are read to their end.
 
     Examples:
         >>> data = lk.DataModule(
@@ -115,7 +114,7 @@ class DataModule(pl.LightningDataModule):
         return table(type(self).__name__, [*self._described().items(), ("loader", self.loader_config)])
 
     def _described(self) -> dict[str, str]:
-        """Return the datasets of each stage in words."""
+        """Return a description of each stage's datasets."""
         data = {name: self._made.get(name, given) for name, given in self._given.items() if given is not None}
         return {name: _join(map_data(name, one, describe_data)) for name, one in data.items()}
 
@@ -206,7 +205,10 @@ class DataModule(pl.LightningDataModule):
 
     @property
     def transfer_batch_to_device(self) -> Callable[..., object]:
-        """A function that copies a batch to a device, as `lk.to_device` does. A hook of the LightningModule counts instead."""
+        """A function that copies a batch to a device, as `lk.to_device` does.
+
+        If the LightningModule overrides this hook, it is Lightning's own function, and the Trainer calls the override.
+        """
         module = None if self.trainer is None else self.trainer.lightning_module
         return super().transfer_batch_to_device if is_overridden("transfer_batch_to_device", module) else move_batch
 
@@ -266,7 +268,7 @@ class DataModule(pl.LightningDataModule):
     def _make_eval(self, dataset: object) -> EvalLoader:
         config = self.eval_config
         if self._eval_config is None:
-            # Each sample once; other data has no stream settings.
+            # Streams deliver each sample once, and end at different batches on different ranks. `store` is for streams only.
             config = dataclasses.replace(config, **({"stop": "each"} if is_stream(dataset) else {"store": None}))
         loader = self._make_loader(EvalLoader, dataset, config, bool(config.shuffle))
         check_equal_ranks(self.trainer, loader, "evaluation")
@@ -275,7 +277,7 @@ class DataModule(pl.LightningDataModule):
     def _make_loader(self, kind: type[L], dataset: Any, config: LoaderConfig, shuffle: bool) -> L:
         check_dataset("the factory's result", dataset)
         changes: dict[str, object] = {"shuffle": shuffle}
-        if config.plan is not None:  # the other settings are for evaluation
+        if config.plan is not None:  # the plan makes the batches; these settings are for evaluation
             changes |= {"batch_size": config.batch_size and 1, "drop_last": False, "tail": "keep"}
         if config.batch_sampler is not None:
             changes["batch_size"] = 1
@@ -292,13 +294,13 @@ class DataModule(pl.LightningDataModule):
 
 
 def _own_batch_size(config: LoaderConfig) -> int | None:
-    """Return the batch size of loaders without the batch sampler: if none is given, the batch sampler's own."""
+    """Return the batch size for loaders that don't use the batch sampler: the batch sampler's own if `batch_size` is 1."""
     own = getattr(config.batch_sampler, "batch_size", None)
     return own if config.batch_size == 1 and isinstance(own, int) and own > 0 else config.batch_size
 
 
 def _join(found: str | list[str] | dict[Any, str]) -> str:
-    """Return the descriptions of a stage's datasets as one."""
+    """Join the descriptions of a stage's datasets into one text."""
     if isinstance(found, str):
         return found
     if isinstance(found, list):

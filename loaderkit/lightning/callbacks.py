@@ -14,11 +14,11 @@ from loaderkit.seeding.keys import derive_seed
 
 
 class SeedSteps(pl.Callback):
-    """Makes a training step's random numbers, such as dropout's, exact.
+    """Makes a resumed run draw the same random numbers, such as dropout's.
 
-    They become a function of (seed, rank, epoch, batch).
-    Lightning's checkpoints hold no generator states, so a resumed run draws other numbers than the
-    uninterrupted one. With this callback both draw the same, also while a batch is transferred.
+    The random numbers of a training step become a function of (seed, rank, epoch, batch).
+    Lightning's checkpoints hold no generator states, so without this callback a resumed run draws other numbers than an
+    uninterrupted one. With it both draw the same, also while a batch is transferred.
 
     Args:
         seed: Seed of the steps, independent of the loader's.
@@ -96,7 +96,7 @@ class DataWaitCallback(pl.Callback):
     excludes validation. The mean over a moving window appears in the progress bar, in
     `trainer.callback_metrics` and in the loggers. Each rank measures its own waits; rank 0's are shown.
 
-    For remote shards, `download_mb_s`, `cache_hits` (a share) and `shards_ahead` appear next to it; see `lk.Downloads`.
+    For remote shards, `download_mb_s`, `cache_hits` (a share) and `shards_ahead` are logged too; see `lk.Downloads`.
 
     Args:
         name: The metric's name.

@@ -45,10 +45,10 @@ _logger = logging.getLogger("loaderkit")
 class ChatDataModule(DataModule):
     """Fine-tunes on conversations, or on preference pairs.
 
-    Conversations are tokenized in the workers as ChatDataset does. A batch is ChatCollate's, or PackCollate's if packed.
+    ChatDataset tokenizes the conversations, in the workers. ChatCollate makes the batches, or PackCollate if they are packed.
 
-    Batches by length need a length of each conversation. `setup` measures them once, with the loader's workers. A conversation that
-    cannot be read counts as empty then; `bad_samples` of the loader decides about it when its batch is made.
+    Batches by length need the length of each conversation, in tokens. `setup` measures them once, with the loader's workers. A
+    conversation that cannot be read counts as empty then. When its batch is made, the loader's `bad_samples` decides about it.
 
     Args:
         train: Records by index, or files: a path, folder, glob or URL, or a list of these, in any format of ShardDataModule.
@@ -56,16 +56,16 @@ class ChatDataModule(DataModule):
             data.
         test: The same as val, without a default.
         predict: The same as test, for `generate`. A batch has prompts: conversations without their last answer, with the header of an
-            answer. It is `input_ids` and `attention_mask`, padded on the left. Batches are in the order of the records. Prompts over
-            `batching.max_length` are cut on the left, unless too_long is "error". Pairs are batched as for test.
+            answer. Its fields are `input_ids` and `attention_mask`, padded on the left. Batches are in the order of the records.
+            Prompts over `batching.max_length` are cut on the left, unless too_long is "error". Pairs are batched as for test.
         tokenizer: A tokenizer of the package `transformers`.
         pairs: Whether records are preference pairs.
         options: Other arguments of ChatDataset, or of PreferenceDataset for pairs: {"train_on": "last"}. With "pictures", their `Patches`
             collate the pictures too.
         batching: How conversations become batches: "random", "buckets", "budget" or "packed". A pair counts as twice its longer side,
             and cannot be packed.
-        too_long: What happens to conversations of more than `batching.max_length` tokens: what ChatDataset does, or "drop" leaves them
-            out and logs how many.
+        too_long: What happens to conversations of more than `batching.max_length` tokens: as for ChatDataset, or "drop", which leaves
+            them out and logs how many.
         lengths_dir: Folder that keeps the measured lengths for later runs, and for all ranks of a node. Default: each rank measures.
         splits: Shares of the training data, such as {"train": 0.8, "val": 0.1, "test": 0.1}. Default: {"train": 0.9, "val": 0.1} without
             val. Equal records get the same share, whatever is in columns that are not used.
@@ -74,7 +74,7 @@ class ChatDataModule(DataModule):
         eval_loader: Settings of the loaders for val, test and predict.
 
     Raises:
-        TypeError: If the tokenizer or an option is something else.
+        TypeError: If the tokenizer or an option has the wrong type, or an option is unknown.
         ValueError: If settings contradict each other, or the data does not fit them when it is read.
 
     Examples:
@@ -164,7 +164,10 @@ class ChatDataModule(DataModule):
         )
 
     def _cut(self) -> dict[str, object]:
-        """Return what cuts or refuses a sample as it is read; nothing if the lengths decide before."""
+        """Return the dataset's arguments that cut or refuse long samples as they are read.
+
+        They are empty without a `max_length`, and if `_open` refuses or drops long samples by their measured lengths.
+        """
         most = self.batching.max_length
         if most is None or (self._needs_lengths() and self._too_long in ("error", "drop")):
             return {}
@@ -231,7 +234,7 @@ class ChatDataModule(DataModule):
 
     @functools.cached_property
     def _shares(self) -> Split[list[int]]:
-        """The shares of the training data, by a digest of what is used of each record."""
+        """The shares of the training data. Records whose used columns are equal get the same share."""
         train = next(one for one in self._stage_data if one.is_share)
         records = self._whole(train.key, train.source)
         return split(
@@ -255,12 +258,12 @@ class ChatDataModule(DataModule):
 
 
 def _as_text(value: Any) -> str:
-    """Return a text for what JSON lacks, the same in each process. That of a picture in memory would have its address."""
+    """Return a text for a value that JSON cannot hold, the same in each process: str() of a picture has its memory address."""
     return f"{value.mode} {value.size}" if is_picture(value) else str(value)
 
 
 class _Measured(SubsetDataset[object]):
-    """Samples whose lengths are known."""
+    """The samples `indices` (N,) of a dataset, with their measured lengths (N,) in tokens."""
 
     def __init__(self, dataset: MapStyle[object], indices: Int64Array, lengths: Int64Array) -> None:
         super().__init__(dataset, indices)
@@ -271,7 +274,7 @@ class _Measured(SubsetDataset[object]):
 
 
 def _check_lengths(batching: TextBatching, too_long: str, *, pairs: bool) -> None:
-    """Refuse batches and limits that conversations, or pairs, cannot have."""
+    """Raise a ValueError if conversations, or pairs, cannot be batched or limited in this way."""
     how, most = batching.how, batching.max_length
     if how == "windows" or (pairs and how == "packed"):
         raise ValueError(
@@ -285,7 +288,7 @@ def _check_lengths(batching: TextBatching, too_long: str, *, pairs: bool) -> Non
 
 
 def _check_options(options: Mapping[str, object]) -> None:
-    """Refuse options of the dataset that the DataModule decides."""
+    """Raise a ValueError if the dataset's options include one that the DataModule sets itself."""
     own = {"max_length", "too_long"} & options.keys()
     if own:
         raise ValueError(

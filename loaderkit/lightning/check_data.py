@@ -28,7 +28,12 @@ def map_data(stage: str, data: Data, function: Callable[[Any], object]) -> Any:
 
 
 def check_data(stage: str, data: Data) -> None:
-    """Refuse a stage's data if it is neither a dataset nor a factory, or may be one dataset or several."""
+    """Check the data that a user gave for a stage.
+
+    Raises:
+        TypeError: If it is neither a dataset nor a factory, or a list of training datasets.
+        ValueError: If it may be one dataset or several: a dict of arrays, or a list of lists or arrays.
+    """
     if isinstance(data, dict) and data and all(map(_is_array, data.values())):
         names = ", ".join(map(repr, list(data)[:5]))
         raise ValueError(
@@ -97,7 +102,7 @@ class StageData:
 
     @property
     def key(self) -> str:
-        """The same for all datasets that are shares of one source."""
+        """A name for the data's source: "train" for all shares of the training data, else the stage, and `name` if given."""
         return "train" if self.is_share else str(self)
 
 

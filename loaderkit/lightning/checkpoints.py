@@ -1,4 +1,4 @@
-"""Find the checkpoint that a run should go on from, whoever wrote it."""
+"""Find the newest complete checkpoint of a run, whether a callback or SLURM's signal saved it."""
 
 import os
 import warnings
@@ -20,8 +20,7 @@ def newest_checkpoint(*folders: str | os.PathLike[str]) -> str | None:
     ignores the one that SLURM's signal saved (`hpc_ckpt_N.ckpt`), and `ckpt_path=None` prefers it to a newer `last.ckpt`.
 
     All files and folders named `*.ckpt` count, also those in subfolders and those that FSDP writes as folders. The newest
-    is the one that was written last. One whose end is missing is left out with a warning: the run was killed while it
-    was written.
+    is the one that was written last. An incomplete one is skipped with a warning: the run was killed while it was written.
 
     Args:
         folders: Folders or URLs of this run alone: the Trainer's `default_root_dir`, and the `dirpath` of each
@@ -48,7 +47,7 @@ def newest_checkpoint(*folders: str | os.PathLike[str]) -> str | None:
 
 
 def _checkpoints(folder: str) -> list[tuple[object, bool, str, fsspec.AbstractFileSystem, list[str]]]:
-    """Return (time, whether a signal saved it, path, file system, files) of each checkpoint."""
+    """Return (time of writing, whether a signal saved it, path, file system, paths of its files) of each checkpoint."""
     files, root = fsspec.core.url_to_fs(folder)
     files.invalidate_cache()  # of listings
     root = root.rstrip("/")

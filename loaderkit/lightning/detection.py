@@ -54,10 +54,10 @@ class DetectionDataModule(DataModule):
         decoder: What decodes JPEG, as for `ImageFolder`.
         train_transform: Maps (picture, target) to another pair, such as a torchvision v2 transform. Boxes
             and masks are tv_tensors, so they follow the picture. A transform that drops boxes must drop
-            their `area` and `iscrowd` too. It draws the sample's own random numbers.
+            their `area` and `iscrowd` too. Its random numbers depend only on the seed, the epoch and the sample.
         eval_transform: The same for val, test and predict.
-        splits: Shares of the training data, such as {"train": 0.9, "val": 0.1}. A picture's path, or its
-            number, decides its share.
+        splits: Shares of the training data, such as {"train": 0.9, "val": 0.1}. A picture's share depends on the seed and on
+            its path, or on its number in the list if it has no path.
         loader: The loaders' settings.
         eval_loader: Settings of the loaders for val, test and predict.
 
@@ -206,7 +206,7 @@ class BoxedPictures:
         return (picture, target) if self.transform is None else self.transform(picture, target)
 
     def fingerprint(self) -> str:
-        """Digest the pictures' file names and the targets; name Pillow if it decodes."""
+        """Return a digest of the pictures' file names and the targets, and whether Pillow decodes JPEG."""
         texts = []
         for name, sample in zip(_picture_names(self.samples), self.samples, strict=True):
             target = {field: _plain(value) for field, value in sample.items() if field != "image"}
@@ -223,10 +223,10 @@ class BoxedPictures:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Annotations:
-    """The samples of one source."""
+    """The samples of one source: a COCO file, or a list of dicts."""
 
     samples: list[Mapping[str, Any]]  # with `image`, and `annotations` or the target's fields
-    pictures: list[str]  # each picture's path without the folder, or its number
+    pictures: list[str]  # each picture's path as the source gives it, or its number
     categories: dict[int, str] | None  # COCO's, id to name; None for lists of dicts
 
     def names(self) -> list[str]:
@@ -242,7 +242,11 @@ class _Annotations:
         return sorted(found)
 
     def category_ids(self, classes: Sequence[str]) -> dict[int, int] | None:
-        """Return the label of each category id."""
+        """Return the label of each of COCO's category ids; None for lists of dicts.
+
+        Raises:
+            ValueError: If a category is not among `classes`.
+        """
         if self.categories is None:
             return None
         unknown = sorted(set(self.categories.values()) - set(classes))

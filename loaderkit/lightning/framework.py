@@ -1,7 +1,7 @@
-"""The Lightning that DataModules and callbacks belong to: `lightning.pytorch` or `pytorch_lightning`.
+"""The Lightning package whose classes DataModules and callbacks extend: `lightning.pytorch` or `pytorch_lightning`.
 
-The two packages hold the same code twice, and a Trainer takes only DataModules of its own package. loaderkit imports one of
-them: the one that was imported first. If neither was imported, it is the installed one, and `lightning.pytorch` of both.
+Both packages have the same code, but a Trainer takes only DataModules of its own package. loaderkit uses the package that was
+imported first. If neither was imported, it uses the installed one, or `lightning.pytorch` if both are installed.
 """
 
 import importlib
@@ -23,7 +23,7 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _choose() -> str:
-    """Return the package to import."""
+    """Return the name of the package to import."""
     imported = [name for name in sys.modules if name in PACKAGES]  # in the order of their imports
     installed = [name for name in PACKAGES if importlib.util.find_spec(name.partition(".")[0])]
     if not imported and not installed:
@@ -56,11 +56,7 @@ WAY_OUT = (
 
 
 def check_trainer(trainer: object) -> None:
-    """Refuse a Trainer of the other package.
-
-    Raises:
-        TypeError: If it is one.
-    """
+    """Raise a TypeError if a Trainer is of the other Lightning package."""
     other = sys.modules.get(_OTHER)
     if other is not None and isinstance(trainer, other.Trainer):
         raise TypeError(f"DataModule: the Trainer is of {_OTHER}, and {WAY_OUT}")

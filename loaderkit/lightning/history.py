@@ -1,4 +1,4 @@
-"""What a training loader has yielded since a mark, for the states of a Trainer that fetches batches ahead."""
+"""A record of a training loader's positions, for the states of a Trainer that fetches batches ahead."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -8,15 +8,15 @@ from loaderkit.loader.position import Position
 
 
 class History:
-    """The points of a position since a mark, counted in batches; the mark is where the next pass starts.
+    """Records the loader's position (a point) after each batch since a mark. `mark` sets the mark at the next pass's start.
 
-    A Trainer fetches batches before it trains on them, so a state is that of an earlier batch. The TrainPosition that made it
-    sets the mark, and asks for states.
+    A Trainer fetches batches before it trains on them, so a saved state belongs to an earlier batch than the last one yielded.
+    The TrainPosition that made this History sets the mark, and asks for states.
 
     Args:
-        position: That of the loader.
+        position: The loader's position.
         saved: Returns the state that the DataModule saves for this loader.
-        loaded: Called after Lightning has moved the loader by a state of its own.
+        loaded: Called after Lightning has loaded a state into the loader itself.
 
     Attributes:
         restored: Whether the DataModule has restored the position.
@@ -38,7 +38,7 @@ class History:
         self._begun = 0  # batches that began since the mark
 
     def mark(self, *, ended: bool = False) -> None:
-        """Count batches from the start of the next pass; `ended`: the loader already ended in this epoch."""
+        """Count batches from the start of the next pass. `ended`: the loader has already ended in this epoch of the Trainer."""
         self._position.discard_ahead()
         self._restart()
         self._first_epoch = self._position.cursor_at(self._points[0]).epoch
@@ -46,7 +46,7 @@ class History:
         self._ended, self._at_end = ended, False
 
     def begin_batch(self, learnt: int) -> None:
-        """Record that a batch begins, when `learnt` batches since the mark are trained on."""
+        """Record that a batch begins, after `learnt` batches since the mark have been trained on."""
         # Keeps one batch more: another rank may save one step earlier.
         while self._forgotten < self._learnt and len(self._points) > 1:
             self._points.popleft()
@@ -60,7 +60,7 @@ class History:
         return self._point_after(self._begun)
 
     def state_after(self, batches: int, *, over: bool) -> dict[str, object]:
-        """Return the state `batches` batches after the mark; if the epoch is over there, its end's state."""
+        """Return the loader's state `batches` batches after the mark; with `over`, the state at the end of that epoch."""
         point = self._point_after(batches)
         return self._position.state_at(self._position.epoch_after(point) if over else point, self._points)
 
@@ -70,7 +70,7 @@ class History:
         return self._ended or epoch > self._first_epoch
 
     def end_epoch(self, batches: int) -> None:
-        """End the Trainer's epoch, which used `batches` batches since the mark."""
+        """Move to the loader's next epoch, if the Trainer's epoch used `batches` batches since the mark."""
         self._position.discard_ahead()
         self._position.go_to(self._position.epoch_after(self._point_after(batches)))
 

@@ -39,7 +39,7 @@ class ImageDataModule(DataModule):
     Pictures are read as uint8 RGB. They stay uint8 until they are on the device, which saves three
     quarters of the bytes. There `on_after_batch_transfer` calls `to_input`, which scales them to
     [0, 1] and normalises them. Override `to_input` for more, such as mixing pictures.
-    `classes` and `num_classes` give a model its size. The folders must be there when this is made.
+    `classes` and `num_classes` give a model its size. The folders must exist when the DataModule is made.
 
     Args:
         root: A folder with any of the folders train/, val/ and test/. Each holds one folder of pictures
@@ -59,13 +59,13 @@ class ImageDataModule(DataModule):
         predict: The same as val. Tar shards need no labels here.
         label: Extension of the label's file in tar shards.
         classes: The classes' names. Tar shards hold only numbers, so they need it.
-        size: Size of all pictures, (height, width) or one number for both. Pictures are scaled to
-            cover it, then cropped.
+        size: Size of all pictures, (height, width) or one number for both. Pictures are scaled until they just cover this
+            size, then cropped at the center.
         max_pixels: The largest picture to decode from folders and tar shards, width times height; None for any.
             torchvision's datasets have Pillow's limit.
         decoder: What decodes JPEG in folders and tar shards, as for `ImageFolder`.
         train_transform: Maps a training picture, uint8 (3, H, W), to another, such as a torchvision v2
-            transform. It draws the sample's own random numbers.
+            transform. Its random numbers depend only on the seed, the epoch and the sample.
         eval_transform: The same for val, test and predict.
         mean: Mean of each channel, in [0, 1]; subtracted on the device.
         std: Standard deviation of each channel; divided by on the device.
@@ -228,7 +228,7 @@ class _Labelled:
 
 
 def _to_size(size: int | tuple[int, int] | None, transform: Transform | None) -> Transform | None:
-    """Return a transform with pictures of one size; itself if there is no size."""
+    """Return a transform that scales and crops pictures to `size`, then applies `transform`; `transform` if `size` is None."""
     if size is None:
         return transform
     return ToSize((size, size) if isinstance(size, int) else (size[0], size[1]), transform)
@@ -260,7 +260,7 @@ def _folders_of(root: Path) -> dict[str, Urls]:
 
 
 def _is_class_folder(urls: Urls) -> bool:
-    """Return whether this is a folder without tar shards."""
+    """Return whether `urls` is one folder without tar shards."""
     if not isinstance(urls, str | os.PathLike) or not Path(urls).is_dir():
         return False
     with os.scandir(urls) as entries:

@@ -49,18 +49,18 @@ class TrainLoader(TrainerLoader):
     """A training loader whose state is the position after the last batch trained on.
 
     A Trainer fetches batches before it trains on them. The DataModule's TrainPosition gives the loader a History, which
-    records its positions, and the state is what that says. Without a Trainer it is a plain Loader.
+    records the loader's positions and returns its state. Without a Trainer the loader is like a plain Loader.
     """
 
     _history: History | None = None
 
     def record_in(self, history: History) -> None:
-        """Let a Trainer draw the batches: each pass and each batch is recorded from now on."""
+        """Record each pass and each batch in `history` from now on. For a loader that a Trainer iterates over."""
         self._history = history
 
     @property
     def step(self) -> int | None:
-        """Number of samples in a full step of all ranks: the unit of batch counts."""
+        """Number of samples in a full step of all ranks; None for a stream."""
         return self.position.step
 
     @property
@@ -75,11 +75,11 @@ class TrainLoader(TrainerLoader):
 
     @property
     def point_after_step(self) -> object:
-        """The position after the batch that is being trained on; None if no Trainer draws the batches."""
+        """The position after the batch that is being trained on; None if no Trainer iterates over the loader."""
         return None if self._history is None else self._history.point_after_step
 
     def is_over(self) -> bool:
-        """Return whether no later epoch will have a batch either, and warn."""
+        """Return whether no later epoch will have any batches; if so, warn with the reason."""
         why = self.position.why_over()
         if why is not None:
             self.position.say(why)
@@ -114,12 +114,12 @@ class TrainLoader(TrainerLoader):
 
     @property
     def batch_sampler(self) -> object:
-        """None, because the DataModule counts the epochs."""
+        """None, so that Lightning sets no epoch: the DataModule counts the epochs."""
         return None
 
 
 class EvalLoader(TrainerLoader):
-    """An evaluation loader: every pass is that of epoch 0."""
+    """An evaluation loader: every pass delivers the batches of epoch 0."""
 
     def __iter__(self) -> Iterator[object]:
         self.seek(epoch=0)
@@ -132,7 +132,7 @@ class EvalLoader(TrainerLoader):
 
 
 def is_stream(dataset: object) -> bool:
-    """Return whether data has no index."""
+    """Return whether a dataset is a stream: an IterableDataset, whose samples have no index."""
     return isinstance(dataset, torch_data.IterableDataset)
 
 
@@ -158,7 +158,7 @@ def move_batch(batch: T, device: torch.device, *_: object) -> T:
 
 
 def check_equal_ranks(trainer: pl.Trainer | None, loader: Loader, data: str) -> None:
-    """Refuse a loader whose ranks may have different numbers of batches if they wait for each other."""
+    """Raise a ValueError if ranks may have different numbers of batches, but communicate at each batch."""
     if trainer is None or loader.config.stop != "each" or loader.world.size == 1:
         return
     if data == "train":

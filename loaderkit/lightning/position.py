@@ -42,10 +42,10 @@ _KEYS = {"train", "batches", "epoch_over"}  # of a position's state
 
 
 def open_position(state: object) -> dict[str, Any]:
-    """Check the state of a DataModule and return its fields; those of the loaders are not checked.
+    """Check the state of a DataModule and return its fields. The loaders' states in it are not checked.
 
     Raises:
-        StateError: If it is not such a state, or is damaged.
+        StateError: If `state` is not the state of a DataModule, or is damaged.
     """
     fields = open_state(state, _FORM, "the state of a loaderkit DataModule", _WAY_OUT)
     states, ended = fields["train"], fields["ended"]
@@ -59,9 +59,9 @@ def open_position(state: object) -> dict[str, Any]:
 class TrainPosition:
     """The position after the last batch trained on, in all training loaders of one fit.
 
-    It keeps a History of each loader, with a mark at its start. The Trainer counts the batches that it trained on since then; the
-    saved state is each loader's state that many batches after the mark. Without a Trainer it is the
-    loaders' current state.
+    It keeps a History of each loader. All Histories have their mark at the same batch: where the loaders started, or where the
+    last epoch began. The Trainer counts the batches that it has trained on since then. The saved state has each loader's state
+    that many batches after the mark; without a Trainer it has the loaders' current states.
     """
 
     def __init__(self, trainer: pl.Trainer | None = None) -> None:
@@ -69,9 +69,9 @@ class TrainPosition:
         self._loaders: list[TrainLoader] = []
         self._histories: list[History] = []  # one for each loader, if a Trainer draws the batches
         self._before: list[TrainLoader] = []  # loaders of the fit that this one continues
-        self._trained = 0  # batches that the Trainer had begun in total, at these loaders' last batch
+        self._trained = 0  # batches of all epochs that the Trainer had begun at these loaders' last batch
         self._restored: dict[str, Any] | None = None
-        self._first = 0  # the mark, in batches of the Trainer's epoch
+        self._first = 0  # batches of the Trainer's epoch before the mark
         self._waiting = True  # whether no batch has begun since the mark
         self._recounted = False  # whether the loaded state counts batches of another size
         self._closing = False  # whether the Trainer only ends an epoch whose batches are all trained on
@@ -154,7 +154,7 @@ class TrainPosition:
             return seal({"train": states, "batches": batches, "epoch_over": False, "ended": []})
         batches, over = self._learnt()
         states = tuple(history.state_after(batches - self._first, over=over) for history in self._histories)
-        # At an epoch's start the last epoch is over; otherwise it would look like one stopped before its first batch.
+        # Before an epoch's first batch, say that the last epoch is over: else a resume would take the new one for begun.
         over = over or self._closing or (self._waiting and self._first == 0 and between_epochs(self._trainer))
         ended = [not over and each.has_ended(state) for each, state in zip(self._histories, states, strict=True)]
         return seal({"train": states, "batches": 0 if over else batches, "epoch_over": over, "ended": ended})
@@ -163,7 +163,7 @@ class TrainPosition:
         """Restore a saved position in the loaders, now or when they are made.
 
         Raises:
-            StateError: If it is not such a state, or is damaged.
+            StateError: If `state` is not the state of a DataModule, or is damaged.
         """
         fields = open_position(state)
         if not fields["train"]:
@@ -196,7 +196,7 @@ class TrainPosition:
     def correct_loops(self, fit_loop: dict[str, Any], left: Pending) -> Pending:
         """Make the batch counts in a checkpoint's loops agree with the loaders, before Lightning loads them.
 
-        `left` is what the saving Trainer had left to do. Returns what the resuming Trainer has to do of it.
+        `left` is what the Trainer that saved the checkpoint had left to do. Returns what of it the resuming Trainer has to do.
         """
         if self._restored is None:
             return "nothing"
@@ -281,7 +281,7 @@ class TrainPosition:
         old = [saved.get("step") for saved in state["train"]]
         new = [loader.step for loader in self._loaders]
         fewer_steps = new == [None] and state["batches"] and not self._loaders[0].cursor.batches
-        # Stages have no step of one size, so their batches are compared too.
+        # The steps of a loader with stages differ in size, so `old` and `new` do not tell: compare the counts of batches too.
         recounted = any(
             loader.step is not None and loader.cursor.batches != saved["cursor"]["batches"]
             for loader, saved in zip(self._loaders, state["train"], strict=True)
@@ -313,9 +313,9 @@ class TrainProgress(pl.Callback):
     def __init__(self, position: TrainPosition) -> None:
         self._position = position
         self._warned = False
-        self._left: Pending = "nothing"  # of the batch or epoch at whose end the checkpoint was saved
+        self._left: Pending = "nothing"  # what the Trainer that saved the checkpoint had left to do
         self._metrics: dict[str, torch.Tensor] = {}  # of the checkpoint
-        self._allowing = contextlib.ExitStack()  # holds while an epoch is only ended
+        self._allowing = contextlib.ExitStack()  # allows missing metrics while the Trainer only ends an epoch
 
     @classmethod
     def attach(cls, trainer: pl.Trainer, position: TrainPosition) -> None:
@@ -389,7 +389,10 @@ class TrainProgress(pl.Callback):
                 end_batch_first(trainer, validated=self._left == "validated", epoch_batches=last)
 
     def _check_steps(self, trainer: pl.Trainer, fetched: int) -> None:
-        """Refuse or warn about steps that took `fetched` batches from a dataloader_iter and can't resume exactly."""
+        """Check steps that took `fetched` batches of this epoch from a dataloader_iter.
+
+        Raise a ValueError if they accumulate gradients. Warn if they did not take one batch each, so that a resume is not exact.
+        """
         if trainer.accumulate_grad_batches > 1:
             raise ValueError(
                 f"DataModule: accumulate_grad_batches={trainer.accumulate_grad_batches} with a training_step(dataloader_iter): "

@@ -9,7 +9,8 @@ import torch
 from loaderkit.lightning.callbacks import batches_done
 from loaderkit.lightning.framework import pl
 
-# What is left to do: the end of a batch with validation, the same after validation, or at an epoch's end only its schedulers.
+# What a Trainer has left to do. "validation": end the last batch, with its validation. "validated": end the last batch, whose
+# validation is done. "schedulers": end the epoch, of which only the schedulers are left.
 Pending: TypeAlias = Literal["nothing", "validation", "validated", "schedulers"]
 
 
@@ -28,7 +29,7 @@ def learnt(trainer: pl.Trainer) -> tuple[int, bool]:
 
 
 def pending(trainer: pl.Trainer) -> Pending:
-    """Return what the Trainer still does for the batch or epoch that it has trained on."""
+    """Return what the Trainer has left to do for the last batch or epoch that it trained on."""
     batches: Any = trainer.fit_loop.epoch_loop.batch_progress.total
     epochs: Any = trainer.fit_loop.epoch_progress.current
     if epochs.started == epochs.processed == epochs.completed + 1:
@@ -43,7 +44,7 @@ def pending(trainer: pl.Trainer) -> Pending:
 
 
 def pending_in(fit_loop: Mapping[str, Any]) -> Pending:
-    """Return the same for a checkpoint's loops, as far as they show it."""
+    """Return what `pending` returns, for a checkpoint's loops. They do not show whether validation is done."""
     batches, epochs = fit_loop["epoch_loop.batch_progress"]["total"], fit_loop["epoch_progress"]["current"]
     if epochs["started"] == epochs["processed"] == epochs["completed"] + 1:
         return "schedulers"
@@ -52,9 +53,10 @@ def pending_in(fit_loop: Mapping[str, Any]) -> Pending:
 
 
 def metrics_of(trainer: pl.Trainer, *, is_last_batch: bool) -> dict[str, torch.Tensor]:
-    """Return the metrics that hooks and schedulers see; after an epoch's last batch, with the means of its training.
+    """Return copies of the metrics that hooks and schedulers see, on the CPU.
 
-    Several ranks would have to meet for the means, but a signal's checkpoint is saved by one. There they are left out.
+    After an epoch's last batch, they include the epoch's means of training metrics. With several ranks these means are left
+    out: all ranks would have to communicate, but one rank alone saves a checkpoint at a signal.
     """
     found = dict(trainer.callback_metrics)
     if is_last_batch:
@@ -68,9 +70,14 @@ def metrics_of(trainer: pl.Trainer, *, is_last_batch: bool) -> dict[str, torch.T
 
 
 def end_batch_first(trainer: pl.Trainer, *, validated: bool, epoch_batches: int | None) -> None:
-    """Let the epoch that a resumed Trainer continues begin with the end of its last batch: validation, then schedulers.
+    """Let a resumed Trainer first end the last batch trained on: run its validation, then its schedulers.
 
-    Lightning leaves both out. `epoch_batches` is the number of the epoch's batches if that one was the last.
+    Lightning skips both.
+
+    Args:
+        trainer: The Trainer that resumes.
+        validated: Whether the validation is done already.
+        epoch_batches: The number of the epoch's batches if that batch was the epoch's last, else None.
     """
     loop: Any = trainer.fit_loop.epoch_loop
     start = loop.on_run_start
@@ -80,7 +87,7 @@ def end_batch_first(trainer: pl.Trainer, *, validated: bool, epoch_batches: int 
         start(data_fetcher)
         loop.restarting = False
         if epoch_batches is not None and trainer.fit_loop.max_batches != float("inf"):
-            set_max_batches(trainer, epoch_batches)  # of this epoch; that of the next is known already
+            set_max_batches(trainer, epoch_batches)  # the Trainer already has the next epoch's number
         loop._skip_next_val = validated
         with missing_metrics_allowed(trainer):
             loop.on_advance_end(data_fetcher)
@@ -94,7 +101,7 @@ def end_no_batch(trainer: pl.Trainer) -> None:
 
 
 def update_plateau_schedulers(trainer: pl.Trainer) -> None:
-    """Update the schedulers that wait for a metric and an epoch's end, as at the end of the last epoch."""
+    """Update the schedulers that monitor a metric at each epoch's end, as Lightning would have done after the last epoch."""
     loop, epochs = trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_progress.current
     epochs.completed -= 1
     with missing_metrics_allowed(trainer):
@@ -149,7 +156,7 @@ def set_epoch_batches(trainer: pl.Trainer, batches: int) -> None:
 
 
 def set_max_batches(trainer: pl.Trainer, batches: int) -> None:
-    """Tell a Trainer how many batches it uses in an epoch."""
+    """Tell a Trainer how many batches it uses in an epoch; a `val_check_interval` that is a fraction follows."""
     trainer.fit_loop.max_batches = batches
     interval: object = trainer.val_check_interval
     if isinstance(interval, float):
@@ -199,8 +206,12 @@ def set_batches(
 ) -> None:
     """Set the number of finished batches in a checkpoint's loops, with no batch in progress.
 
-    `batches` counts the epoch's. `total` counts those of all epochs, and by default changes by as much.
-    `uncounted`: the last step was saved before Lightning counted it for the loggers.
+    Args:
+        fit_loop: The state of the checkpoint's fit loop, which is changed.
+        batches: Batches of the epoch.
+        total: Batches of all epochs. Default: it changes by as much as `batches` changes the epoch's.
+        uncounted: Whether the checkpoint was saved before Lightning counted the last step for the loggers.
+        is_last: Whether the last of these batches is the epoch's last one.
     """
     progress = fit_loop["epoch_loop.batch_progress"]
     if total is None:

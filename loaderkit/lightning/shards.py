@@ -1,4 +1,4 @@
-"""A DataModule for shards: the suffix decides the format, and each node writes missing indexes once."""
+"""A DataModule for shards. Their suffix decides their format, and each node writes missing index files once."""
 
 import inspect
 import os
@@ -38,8 +38,8 @@ class ShardDataModule(DataModule):
             Default: decide by suffix.
         options: Other arguments of the format's dataset, such as {"length": 1025, "dtype": "uint16"}
             for tokens, or {"storage": Storage(...)} for remote shards.
-        train_transform: Maps a training sample to what the collate function gets. It draws the
-            sample's own random numbers.
+        train_transform: Maps a training sample to what the collate function gets. Its random numbers depend only on the
+            seed, the epoch and the sample.
         eval_transform: The same for val, test and predict.
         index_dir: Folder of the index files. Default: LOADERKIT_INDEX_DIR, else
             ~/.cache/loaderkit/index. If nodes do not share this folder, each node writes its own indexes.
@@ -101,7 +101,7 @@ class ShardDataModule(DataModule):
 def open_shards(urls: Urls, *, format: str | None = None, **settings: Any) -> ShardedDataset:  # noqa: A002
     """Open shards as one dataset."""
     kind, shards = find_shards(urls, format, settings.get("storage"), settings.get("split"))
-    by_folder = kind.reads_folders or settings.get("split") is not None  # which samples a split has is in its folder
+    by_folder = kind.reads_folders or settings.get("split") is not None  # the folder says which samples a split has
     source = urls if by_folder else shards
     if not kind.keeps_index:
         settings.pop("index_dir", None)
@@ -119,7 +119,7 @@ def find_shards(
     storage: Storage | None = None,
     split: str | None = None,
 ) -> tuple[type[ShardedDataset], list[str]]:
-    """Return the dataset class that reads the shards, and the shards' paths."""
+    """Return the dataset class that reads the shards, and the shards' paths: none if `format` reads whole folders."""
     if format is not None:
         kind = format_named(format)
         return kind, [] if kind.reads_folders else expand(urls, kind.suffixes, storage, split=split)
@@ -131,7 +131,7 @@ def find_shards(
 
 
 def index_shards(shards: Mapping[str, type[ShardedDataset]], **settings: Any) -> None:
-    """Index each shard without a fresh index, with a progress bar; warn once about all changed shards."""
+    """Index each shard without an up-to-date index, with a progress bar; warn once about all changed shards."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for shard in with_progress(shards, len(shards), "indexing"):

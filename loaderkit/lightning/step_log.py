@@ -14,8 +14,8 @@ from loaderkit.loader.step_log import StepLog
 class StepLogCallback(pl.Callback):
     """Keeps a `StepLog` of a training: what each step was trained on.
 
-    A step has the number that Lightning's loggers show for it: they count optimizer steps from 0. With gradient
-    accumulation, a step has all its batches.
+    Steps have the numbers that Lightning's loggers show: optimizer steps, counted from 0. With gradient accumulation, a
+    step has all batches that were accumulated for it.
 
     Args:
         path: The file. A resumed training continues it.
@@ -52,7 +52,8 @@ def _loader_of(trainer: pl.Trainer) -> Loader:
     """Return the Trainer's training loader.
 
     Raises:
-        ValueError: If it has several, another kind of loader, or one from which it fetches ahead.
+        ValueError: If the Trainer has several training loaders, one that is not a Loader, or a Loader without a length, from
+            which Lightning fetches one batch ahead.
     """
     loader: object = trainer.train_dataloader
     if not isinstance(loader, Loader):

@@ -40,7 +40,7 @@ class TextDataModule(DataModule):
 
     - A classifier's has `tokens` (B, T), `tokens_lengths` (B,) and `label` (B,).
     - A language model's (no `label=`) has `tokens` (B, T), `tokens_lengths` (B,) and `labels` (B, T),
-      the next tokens, with -100 after the last one. If packed, it is `PackCollate`'s.
+      the next tokens, with -100 after the last one. If packed, `PackCollate` makes the batch.
 
     `vocab_size`, `classes` and `num_classes` give a model its sizes.
 
@@ -222,7 +222,7 @@ class TextDataModule(DataModule):
         return spans.cut_up(length) if self._label is None else spans.cut_short(length)
 
     def _tokens(self, data: StageData) -> tuple[TokenSpans, list[object] | None]:
-        """Return the source's tokens and labels, which are read once."""
+        """Return the tokens and labels of a dataset's source. A source is read and tokenized once."""
         key = data.key
         if key not in self._read:
             label = self._label
@@ -266,7 +266,7 @@ class _NextTokens:
         return self._label(self.pad(samples))
 
     def collate_batch(self, batch: object) -> dict[str, object]:
-        """Return the same for the result of a dataset's `read_batch`."""
+        """Return the batch that a call returns, from the result of a dataset's `read_batch`."""
         return self._label(self.pad.collate_batch(batch))
 
     def _label(self, batch: dict[str, Any]) -> dict[str, object]:

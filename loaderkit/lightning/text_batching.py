@@ -64,7 +64,7 @@ class TextBatching:
                 check_integer("TextBatching", name, number, least)
 
     def plan(self, lengths: Int64Array, loader: LoaderConfig, *, shuffle: bool) -> Plan | None:
-        """Return the plan for texts of these lengths (N,); None if they are not arranged by length."""
+        """Return the plan for texts of these lengths (N,), in tokens; None for "random" and "windows"."""
         more: dict[str, Any] = {
             "window": self.window,
             "shuffle": shuffle,
@@ -82,11 +82,11 @@ class TextBatching:
 
 
 def check_batching(owner: str, batching: TextBatching | None, *loaders: LoaderConfig | None) -> TextBatching:
-    """Return the batching, or the default one.
+    """Return `batching`, or the default TextBatching if it is None.
 
     Raises:
-        TypeError: If it is something else.
-        ValueError: If a loader's settings decide about batches too.
+        TypeError: If `batching` is neither a TextBatching nor None.
+        ValueError: If a loader has `plan` or `order`, which would decide about batches too.
     """
     if batching is not None and not isinstance(batching, TextBatching):
         raise TypeError(

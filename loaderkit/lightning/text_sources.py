@@ -32,9 +32,9 @@ def read_texts(
     labelled: bool,
     format: str | None,  # noqa: A002
 ) -> tuple[list[str], list[object] | None]:
-    """Return the texts in the field `text`, and the labels in the field `label`; None if not `labelled`.
+    """Return the texts in the field `text`, and the labels in the field `label`.
 
-    Messages call the data `name`.
+    The labels are None without `label`, and if the data is not `labelled`. Messages call the data `name`.
     """
     if is_urls(data) and is_text_files(data):
         if label is not None:
@@ -65,7 +65,10 @@ def read_texts(
 def _columns(
     data: Any, name: str, fields: Sequence[str | None]
 ) -> tuple[dict[str | None, list[Any]], list[str] | None]:
-    """Return the values of some fields that a table or samples have, and the names of all fields; None if nothing tells them."""
+    """Return the values of `fields` by name, and the names of all fields in the data: None if there are no samples.
+
+    Fields that a table lacks are left out.
+    """
     if (found := columns_of(data)) is not None:
         return {field: _values(found[field]) for field in fields if field in found}, list(found)
     if is_frame(data):
@@ -88,7 +91,7 @@ def _values(column: Any) -> list[Any]:
 
 
 def classes_of(labels: list[object], name: str) -> list[Any]:
-    """Return the labels' different values, sorted; refuse missing labels."""
+    """Return the distinct labels, sorted. Raise a ValueError if one is missing, or they can't be sorted."""
     for row, label in enumerate(labels):
         if label is None or label != label:  # NaN
             raise ValueError(

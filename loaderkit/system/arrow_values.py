@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Tensors(NamedTuple):
-    """A type whose rows are numbers, or arrays of numbers of one shape.
+    """The rows of an Arrow type of numbers, or of arrays of numbers of one shape.
 
     Args:
-        dtype: Of the numbers.
-        sizes: The shape of a row in memory.
-        order: The axes of a row, if they are in another order than in memory.
+        dtype: The dtype of the numbers.
+        sizes: The shape of a row in memory; () for numbers.
+        order: The axes of a row, as numbers of axes in memory, if they are in another order than there.
     """
 
     dtype: DType
@@ -36,7 +36,7 @@ class Tensors(NamedTuple):
         return self.sizes if self.order is None else tuple(self.sizes[axis] for axis in self.order)
 
     def rows(self, numbers: Array, count: int) -> Array:
-        """Return the numbers of `count` rows, in memory's order, as (count, *shape): a view."""
+        """Return all numbers of `count` rows, in the order of memory, as an array (count, *shape): a view."""
         rows = numbers.reshape(count, *self.sizes)
         return rows if self.order is None else rows.transpose(0, *(axis + 1 for axis in self.order))
 
@@ -71,9 +71,9 @@ def tensor_type(kind: "pa.DataType") -> Tensors | None:
 def to_samples(array: "pa.Array") -> list[object]:
     """Return the values (N,) of a pyarrow array.
 
-    Booleans, int64, float64, texts and all that is no number are what `to_pylist` gives. Other numbers are numpy scalars. Lists of
-    numbers are arrays (n,), and lists of such lists arrays (n, m, ...), or lists of arrays where the inner lengths differ. A null is
-    None, and a list with a null in it stays a list.
+    Booleans, int64, float64, and values that are not numbers (such as texts) are as `to_pylist` returns them. Other numbers are numpy
+    scalars. Lists of numbers are arrays (n,), and lists of such lists are arrays (n, m, ...), or lists of arrays if the inner lengths
+    differ. A null is None, and a list with a null in it stays a list.
     """
     if _is_plain(array.type):
         plain: list[object] = array.to_pylist()
@@ -84,7 +84,10 @@ def to_samples(array: "pa.Array") -> list[object]:
 
 
 def to_numbers(array: "pa.Array") -> Array:
-    """Return an array of a type that `tensor_type` knows, without nulls: (N, *shape), a view where Arrow allows it."""
+    """Return a pyarrow array without nulls as a numpy array (N, *shape), a view where Arrow allows it.
+
+    Its type is one that `tensor_type` knows.
+    """
     form = _tensors(array)
     flat = _storage(array)
     for _ in form.sizes if flat is array else form.sizes[:1]:  # a fixed shape tensor is stored as one list
@@ -94,7 +97,7 @@ def to_numbers(array: "pa.Array") -> Array:
 
 
 def to_filled(array: "pa.Array") -> tuple[Array, Array | None]:
-    """Return numbers (N, *shape) with 0 for nulls, and a mask (N,) of the rows with a null; None if there are none.
+    """Return numbers (N, *shape) with 0 for nulls, and a mask (N,) of the rows with a null. The mask is None without nulls.
 
     The array is of a type that `tensor_type` knows.
     """
@@ -126,7 +129,7 @@ def has_nulls(array: "pa.Array") -> bool:
 
 
 def is_null(array: "pa.Array") -> npt.NDArray[np.bool_]:
-    """Return a mask (N,) of the nulls of a pyarrow array, which can be written."""
+    """Return a mask (N,) that is True at the nulls of a pyarrow array. It can be written."""
     return np.array(array.is_null())
 
 
@@ -142,7 +145,7 @@ def _inner(array: "pa.Array") -> "pa.Array":
     if array.null_count:
         return array.flatten()
     size = array.type.list_size
-    return array.values.slice(array.offset * size, len(array) * size)  # a fifth of the time
+    return array.values.slice(array.offset * size, len(array) * size)  # takes a fifth of the time of `flatten`
 
 
 def _storage(array: "pa.Array") -> "pa.Array":
@@ -151,7 +154,7 @@ def _storage(array: "pa.Array") -> "pa.Array":
 
 @lru_cache(maxsize=1024)
 def _is_plain(kind: "pa.DataType") -> bool:
-    """Return whether `to_pylist` loses no dtype and no shape of a type."""
+    """Return whether `to_pylist` keeps the dtypes and shapes of an Arrow type."""
     import pyarrow as pa
     import pyarrow.types as kinds
 
@@ -173,7 +176,7 @@ def _is_list(kind: "pa.DataType") -> bool:
 
 
 def _values(array: "pa.Array") -> Sequence[object] | Array:
-    """Return values (N,): one numpy array (N, *shape) if the type has one shape and nothing is null."""
+    """Return the N values of a pyarrow array: a numpy array (N, *shape) if all have one shape and none is null, else a list."""
     kind = array.type
     form = tensor_type(kind)
     if form is not None and not has_nulls(array):
@@ -237,13 +240,13 @@ def _joined(row: list[Any], kind: "pa.DataType", dtype: DType) -> object:
 
 
 def _empty_shape(kind: "pa.DataType") -> tuple[int, ...]:
-    """Return the shape of what an empty list holds none of: 0 where lists have any length."""
+    """Return the shape that an entry of an empty list would have, with 0 for lists of any length."""
     return (getattr(kind, "list_size", 0), *_empty_shape(kind.value_type)) if _is_list(kind) else ()
 
 
 @lru_cache(maxsize=1024)
 def _leaf(kind: "pa.DataType") -> DType | None:
-    """Return the dtype of numbers, and of nested lists of them; None for other types."""
+    """Return the dtype of an Arrow type of numbers, or of nested lists of numbers; None for other types."""
     while _is_list(kind):
         kind = kind.value_type
     return number_type(kind)

@@ -45,7 +45,7 @@ class BufferPool:
         return sum(map(len, self._free))
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, batch_bytes: int) -> Array:
-        """Return an array with arbitrary content. Its batch then has taken `batch_bytes` from the pool in all.
+        """Return an array with arbitrary content. With it, its batch has taken `batch_bytes` bytes from the pool in all.
 
         Raises:
             MemoryError: If the system has no memory.
@@ -84,7 +84,7 @@ class BufferPool:
 
 
 class _Memory(np.ndarray[tuple[int, ...], np.dtype[np.uint8]]):
-    """The bytes that a pool owns. If they were a plain np.ndarray, views of `_Lent` would refer to them and not to it."""
+    """The bytes that a pool owns. If they were a plain np.ndarray, views of a `_Lent` would refer to them, not to the `_Lent`."""
 
 
 class _Lent(np.ndarray[tuple[int, ...], np.dtype[np.uint8]]):
@@ -122,7 +122,7 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def lends(pool: BufferPool) -> Iterator[None]:
-    """Make a batch inside, in this thread, with memory from a pool."""
+    """Inside the `with`, this thread makes one batch, with memory from a pool."""
     before, _thread.batch = _thread.batch, BatchMemory(pool)
     try:
         yield

@@ -19,7 +19,7 @@ _BASES: tuple[Any, ...] = (OrderedDict, defaultdict, dict, list, tuple, deque)
 _WHOLE = (str, bytes, bytearray, memoryview, range)  # sequences that are values
 
 
-CONTAINERS = (dict, list, tuple, deque, MappingProxyType)  # that `reduced` may pickle in its own way
+CONTAINERS = (dict, list, tuple, deque, MappingProxyType)  # `reduced` may change how these are pickled
 
 
 def is_sequence(value: object) -> bool:
@@ -30,7 +30,7 @@ def is_sequence(value: object) -> bool:
 @lru_cache(maxsize=256)
 def declared_fields(kind: Any) -> tuple[str, ...] | None:
     """Return the fields that a dataclass or attrs class declares; None for other types."""
-    if issubclass(kind, Enum):  # its members may be dataclasses, and there is one of each
+    if issubclass(kind, Enum):  # its members may be dataclasses, and must not be copied
         return None
     if dataclasses.is_dataclass(kind):
         return tuple(field.name for field in dataclasses.fields(kind))
@@ -78,7 +78,7 @@ def with_parts(container: object, parts: Any) -> Any:
 
 
 def reduced(container: Any) -> object:
-    """Return how to pickle a mapping, list or tuple; NotImplemented if the usual way is right.
+    """Return how to pickle a mapping, list or tuple, as `__reduce__` does; NotImplemented if the usual way is right.
 
     The usual way calls methods of the class: `__new__` of a tuple, `append` of a list, `__setitem__` of a dict before its
     attributes are there.
@@ -204,14 +204,14 @@ def _setting(container: Any, base: Any) -> object:
 
 
 def _mirrors(container: Any, parts: Mapping[Any, object]) -> dict[str, object]:
-    """Return the parts that a dict also has as attributes, as transformers' ModelOutput does."""
+    """Return those new parts that the dict also has as attributes, by name. transformers' ModelOutput is such a dict."""
     attributes = attributes_of(container)
     shown = (name for name in parts if name in attributes and attributes[name] is dict.get(container, name))
     return {name: parts[name] for name in shown}
 
 
 def _set_attributes(same: Any, container: object, changed: Mapping[str, object]) -> object:
-    """Give a new object the attributes of a container, but for those that are changed."""
+    """Give a new object the attributes of a container, or the values in `changed`, and return it. Cached ones are left out."""
     if shows_items(container):
         same.__dict__ = same
         return same
@@ -239,7 +239,7 @@ def shows_items(value: object) -> bool:
 
 
 def _is_content(content: Any, container: Any, parts: Any) -> bool:
-    """Return whether an attribute's value has the container's own parts."""
+    """Return whether an attribute's value is a container that holds the same parts as `container`."""
     if isinstance(container, Mapping):
         return isinstance(content, Mapping) and all(
             name in content and content[name] is container[name] for name in parts

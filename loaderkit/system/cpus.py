@@ -26,7 +26,7 @@ class Cpus:
 
     @classmethod
     def detect(cls, *, proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> "Cpus":
-        """Ask the system: `proc` names this process's control groups, which are mounted under `root`."""
+        """Return the CPUs that the system allows. `proc` names this process's control groups, which are mounted under `root`."""
         affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
         allowed = len(affinity(0)) if affinity else os.cpu_count() or 1
         return cls(allowed, min(_quotas(proc, root), default=None))

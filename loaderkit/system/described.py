@@ -1,4 +1,4 @@
-"""What data is, in a line: its type, its size and its shards."""
+"""A description of a dataset in one line: its type, its number of samples and its number of shards."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ def described(data: Any) -> str:
 
 
 class Described:
-    """A base class whose `repr` is what `described` says."""
+    """A base class whose `repr` is the result of `described`."""
 
     def __repr__(self) -> str:
         try:
             return described(self)
-        except Exception:  # a debugger also asks for what is half made
+        except Exception:  # a debugger also shows objects whose __init__ still runs
             return object.__repr__(self)

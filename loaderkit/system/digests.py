@@ -1,4 +1,4 @@
-"""Hashes of arrays and texts, as fingerprints have them."""
+"""Hashes of arrays and texts, for fingerprints."""
 
 import hashlib
 
@@ -6,7 +6,7 @@ from loaderkit.system.types import Array
 
 
 def digest(*parts: Array | bytes | str) -> str:
-    """Return a hash of arrays, bytes or texts together, 16 characters."""
+    """Return one hash of all given arrays, bytes and texts: 16 hexadecimal digits."""
     found = hashlib.blake2b(digest_size=8)
     for part in parts:
         content = part.encode(errors="surrogatepass") if isinstance(part, str) else part

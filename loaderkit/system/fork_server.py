@@ -1,6 +1,6 @@
-"""What the fork server imports, so that a signal to all processes of a job does not end it before the trainer.
+"""Imported by the fork server: it then survives a signal to all processes of a job as long as the trainer does.
 
-torch's workers watch the process that forked them, and end with it.
+torch's workers end with the process that forked them, which is the fork server.
 """
 
 import os
@@ -10,7 +10,7 @@ from loaderkit.system.process import JOB_SIGNALS, Outlive
 
 
 def _outlive() -> None:
-    """Let signals end this process only if they end its parent, the trainer. What it forks has the default handlers."""
+    """Let signals end this process only if they end its parent, the trainer. Processes that it forks have default handlers."""
     for number in JOB_SIGNALS:
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, Outlive(os.getppid()))

@@ -1,7 +1,7 @@
 """Batches are made on the host, whatever `torch.set_default_device` says.
 
-In forked workers it would make tensors on a device that forks cannot use, and in other workers it says nothing. So a batch
-would depend on its workers, or lie on two devices.
+Forked workers inherit this default, but may not be able to use its device. Other workers do not inherit it. So a batch would
+depend on how its workers start, or be on two devices.
 """
 
 from collections.abc import Iterator
@@ -31,12 +31,12 @@ def use_host() -> None:
 
 
 def host() -> AbstractContextManager[object]:
-    """Make tensors on the host inside, unless a device is named."""
+    """Return a context in which tensors are made on the host, unless a device is named."""
     return nullcontext() if _is_host() else torch.device("cpu")
 
 
 def on_host(items: Iterator[T]) -> Iterator[T]:
-    """Return items that are made on the host, unless a device is named."""
+    """Return an iterator whose `next` makes the items' tensors on the host, unless a device is named."""
     return items if _is_host() else _OnHost(items)
 
 

@@ -16,7 +16,7 @@ def as_indices(owner: str, values: object) -> Int64Array:
         values: A list, range, array, tensor or column of integers.
 
     Raises:
-        ValueError: If they are a mask, floats, more than one axis, or no numbers.
+        ValueError: If they are a mask, floats or not numbers, are masked, or have more than one axis.
     """
     if isinstance(values, range):
         return np.arange(values.start, values.stop, values.step, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Whether worker processes can import the main program again, as those do that are not forked."""
+"""Check whether worker processes can import the main program again. Workers that are not forked do."""
 
 import ast
 import inspect
@@ -12,7 +12,7 @@ _ASKS_WHO_RUNS = (
     "__name__",
     "__mp_main__",
     "process",
-)  # what the condition of a main guard names, in one way or another
+)  # the condition of a main guard has one of these
 
 
 def check_main_guard(start: Start) -> None:
@@ -50,7 +50,7 @@ def why_it_ended(start: Start) -> str:
 
 
 def _line_at_top(file: Path) -> int | None:
-    """Return the line of the main program's top level that is running in this thread; None if it has run."""
+    """Return the line of the main program's top level that is running in this thread; None if none is."""
     found, frame = None, inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals is vars(sys.modules["__main__"]):
@@ -60,7 +60,7 @@ def _line_at_top(file: Path) -> int | None:
 
 
 def _is_guarded(file: Path, line: int) -> bool:
-    """Return whether a line is inside an `if`, or after one that asks which process runs."""
+    """Return whether a line is inside an `if`, or after an `if` whose condition asks which process this is."""
     try:
         top = ast.parse(file.read_bytes()).body
     except (OSError, SyntaxError, ValueError):

@@ -4,7 +4,7 @@ import functools
 
 
 def function_name(function: object) -> str:
-    """Return the short name of a function, with the arguments of a partial; of another callable, its type's name."""
+    """Return a function's short name, with the arguments if it is a partial; for another callable, the name of its type."""
     if isinstance(function, functools.partial):
         given = [*map(repr, function.args), *(f"{name}={value!r}" for name, value in function.keywords.items())]
         return f"partial({', '.join([function_name(function.func), *given])})"

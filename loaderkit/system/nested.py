@@ -52,7 +52,7 @@ def pin_tensor(tensor: Tensor) -> Tensor:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Return whether a copy of the elements is a copy of all: no subclass, gradient, other device or other layout."""
+    """Return whether a copy of a tensor's elements is a complete copy: no subclass, gradient, other device or other layout."""
     return (
         type(tensor) is Tensor
         and tensor.layout == torch.strided
@@ -113,7 +113,10 @@ def to_device(batch: T, device: torch.device | str, *, non_blocking: bool | None
 
 
 def movable(leaf: T) -> T:
-    """Return what can be moved without a change to the caller's batch: transformers' dicts move in place."""
+    """Return a leaf that can be moved without a change to the caller's batch: a copy of transformers' dicts, else the leaf.
+
+    The `to` of transformers' dicts changes them in place.
+    """
     return with_parts(leaf, dict(leaf)) if isinstance(leaf, UserDict) else leaf
 
 

@@ -1,4 +1,4 @@
-"""What an object holds, as far as its attributes, containers and functions show it."""
+"""Find the objects that an object refers to, by attributes, containers and functions."""
 
 import functools
 import sys
@@ -14,11 +14,11 @@ import numpy as np
 import torch.utils.data as torch_data
 from torch import Tensor
 
-ENTRIES = 1_000  # entries of a container that are searched
-_FEW = 64  # a container of more entries holds data: it is searched last
-_OBJECTS = 20_000  # that are searched
-_OF_DATA = 2_000  # of them in containers that hold data: all objects of annotations in memory would take half a second
-_OWN = ("loaderkit.loader.loader", "loaderkit.sampling.")  # a loader's and an order's own
+ENTRIES = 1_000  # the most entries of a container to search
+_FEW = 64  # a container with more entries holds data: it is searched last
+_OBJECTS = 20_000  # the most objects to search
+_OF_DATA = 2_000  # the most of them in containers that hold data: all annotations in memory would take half a second
+_OWN = ("loaderkit.loader.loader", "loaderkit.sampling.")  # modules of loaders and orders, which are not searched
 _LIBRARIES = sys.stdlib_module_names | {"loaderkit"}
 _BUILTIN: frozenset[type] = frozenset({dict, list, tuple, set, frozenset})
 _PLAIN: frozenset[type] = frozenset({str, bytes, int, float, bool, type(None)})
@@ -26,7 +26,7 @@ _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), np.ndarray, T
 
 
 class Reached(NamedTuple):
-    """An object that data holds: where, and which object it was found in."""
+    """An object that data refers to, the path to it, and the object that it was found in (None for the data itself)."""
 
     path: str
     value: Any
@@ -34,15 +34,16 @@ class Reached(NamedTuple):
 
 
 def reachable(root: object, name: str, wanted: tuple[type, ...] = ()) -> Iterator[Reached]:
-    """Yield each object that data holds, each once, nearest first.
+    """Yield the data and each object that it refers to, each once, those with short paths first.
 
-    They are found by attributes, those of classes too, in containers, closures and partials, and among the globals that functions
-    name. What a loader or sampler inside holds is its own. The order and the paths are the same in each process.
+    Objects are found in attributes (also of classes), containers, closures and partials, and among the globals that functions
+    name. Large containers are searched last. Loaders and samplers are left out, with all that they hold. The order and the paths
+    are the same in each process.
 
     Args:
         root: The data.
-        name: What the paths call it.
-        wanted: Types. What the classes and functions of installed packages name is left out, but for values of these.
+        name: The data's name in the paths.
+        wanted: Types. Of what classes and functions of installed packages name, only values of these types are yielded.
     """
     near, far = deque([Reached(name, root, None)]), deque[Reached]()
     seen: dict[int, object] = {}  # holds the objects, so that no id is reused
@@ -73,7 +74,7 @@ def reachable(root: object, name: str, wanted: tuple[type, ...] = ()) -> Iterato
 
 
 def parts_of(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield each part that an object holds, with its path."""
+    """Yield the path and the value of each entry and attribute of an object."""
     yield from _entries(path, value)
     for attribute, entry in _attributes(value):
         yield f"{path}.{attribute}", entry
@@ -98,7 +99,7 @@ def _entries(path: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _contents(path: str, value: object, without: frozenset[type] = frozenset()) -> Iterator[tuple[str, object]]:
-    """Yield the entries of a container, but for those of some exact types."""
+    """Yield path and value of a container's first entries, except values whose type is in `without`."""
     # Not any Mapping or Sequence: some read a file for each entry.
     if isinstance(value, dict):
         for number, (key, entry) in enumerate(islice(value.items(), ENTRIES)):
@@ -115,7 +116,7 @@ def _contents(path: str, value: object, without: frozenset[type] = frozenset()) 
 
 
 def _key(key: object, number: int) -> str:
-    """Return what names an entry of a dict, the same in each process: an object's own text may hold its address."""
+    """Return the name of a dict's entry, the same in each process: the repr of an object may have its memory address."""
     return repr(key) if isinstance(key, str | bytes | int | float | None) else f"{type(key).__name__} {number}"
 
 
@@ -131,9 +132,9 @@ def _attributes(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _of_code(path: str, value: object, wanted: tuple[type, ...]) -> Iterator[tuple[str, object]]:
-    """Yield what the code of an object names: attributes of its class, and globals of a function.
+    """Yield path and value of what an object's code names: attributes of its class, or globals of a function.
 
-    Of a library's code only what is wanted: all that it names would be too much.
+    For the code of libraries, only values of the types `wanted`: all that it names would be too much.
     """
     if isinstance(value, types.FunctionType):
         is_own = not _is_library(value.__module__)
@@ -165,7 +166,7 @@ def _wanted_in_class(kind: type, wanted: tuple[type, ...]) -> tuple[tuple[str, o
 
 
 def _globals(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    """Yield the globals that a function names, and of a module those attributes that it names."""
+    """Yield the globals that a function names. For a global that is a module, yield its attributes that the function names."""
     names = _names(function.__code__)
     for name in names:
         if name not in function.__globals__:

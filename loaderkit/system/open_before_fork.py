@@ -49,7 +49,7 @@ def warn_of_open_files(dataset: object, method: str) -> None:
 
 
 def find_open_files(value: object, *, name: str = "dataset") -> dict[str, str]:
-    """Return the open files and databases among the first parts of a value: a dict from paths to their names."""
+    """Return the open files and databases that a value refers to: a dict from paths to names. Looks at up to 400 objects."""
     found: dict[str, str] = {}
     seen: set[int] = set()
     waiting = deque([(name, value, 0)])

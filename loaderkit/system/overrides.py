@@ -1,4 +1,7 @@
-"""Which abilities and declarations an object has of its own, rather than by forwarding or by inheriting past an override."""
+"""Decide which abilities and declarations of an object hold.
+
+Those that a wrapper forwards do not, nor inherited ones if a subclass overrides the methods that they are about.
+"""
 
 from functools import lru_cache
 from typing import Any
@@ -7,7 +10,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def own_attribute(value: object, name: str, methods: frozenset[str] = frozenset()) -> Any:
-    """Return an attribute that an object brings itself; None if it has none, or if the attribute speaks for another object.
+    """Return an attribute that holds for the object itself; None if there is none, or if it is about another object or method.
 
     An ability such as `read_batch`, or a declaration such as `draws_nothing`, promises something about the object's
     `methods`: that it does the same faster, or how they behave. The promise does not hold
@@ -52,7 +55,10 @@ def _is_copied(mine: dict[str, object], name: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _brings(kind: type, name: str, methods: frozenset[str]) -> bool:
-    """Return whether a class has an attribute, or one of this package's `__getattr__` decides it, below any override."""
+    """Return whether a class or a base has an attribute, or a `__getattr__` of this package, that no class before it overrides.
+
+    "Before" is in the method resolution order. A class that defines one of `methods` overrides what comes after it.
+    """
     forwards = False
     for level, base in enumerate(kind.__mro__):
         defined = vars(base).keys()

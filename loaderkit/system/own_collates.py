@@ -1,11 +1,11 @@
-"""How other libraries make a batch of their own types, found without importing a library that is not in use."""
+"""Find the function by which another library makes batches of its own types, without importing libraries not in use."""
 
 import importlib
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-# From a class to the function of its library that takes a list of samples, each as a module and a name there.
+# From a class to the function of its library that makes a batch of a list of samples. Both are given as (module, name).
 _COLLATES = {
     ("monai.data.meta_tensor", "MetaTensor"): ("monai.data.utils", "collate_meta_tensor"),
     ("tensordict.memmap", "MemoryMappedTensor"): ("torch", "stack"),  # its attributes name one sample's file

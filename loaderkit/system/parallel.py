@@ -12,10 +12,10 @@ from typing import Generic, TypeVar, cast
 T = TypeVar("T")
 A = TypeVar("A")
 
-_LATE = 3.0  # times as long as most other calls take
-_EARLIEST_S = 0.1  # no call is late before
-_COMPARED = 64  # calls, the last that ended
-_LEAST = 4  # calls that tell how long most take
+_LATE = 3.0  # a call is late if it takes this many times the median of other calls
+_EARLIEST_S = 0.1  # no call is late before it has taken this long
+_COMPARED = 64  # the number of calls in the median, those that ended last
+_LEAST = 4  # the fewest calls that have to end before a median is used
 
 
 def map_waiting(call: Callable[[A], T], arguments: Iterable[A], at_once: int, *, hedge: bool = False) -> Iterator[T]:
@@ -96,7 +96,7 @@ class _Work(Generic[A, T]):
             self._start_thread()
 
     def take(self) -> T:
-        """Wait for the oldest result."""
+        """Wait for the oldest result and return it, or raise the call's error."""
         call = self._taken_next[0]
         with self._has_ended:
             while not call.is_over:
@@ -120,7 +120,10 @@ class _Work(Generic[A, T]):
             self._is_work.notify_all()
 
     def _patience_s(self, call: _Call[A, T]) -> float | None:
-        """Return the seconds until a call is late, or to ask again; None if that is unknown, or if it is made twice already."""
+        """Return the seconds until a call is late; None if that is unknown, or if the call is already made twice.
+
+        For a call that has not begun: the seconds after which to ask again.
+        """
         if not self._hedge or call.attempts > 1 or len(self._seconds) < _LEAST:
             return None
         if call.begun is None:

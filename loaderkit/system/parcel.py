@@ -24,26 +24,26 @@ _SMALL = 512  # bytes of a buffer that stays in the pickle
 _LARGE, _FILES = (
     1 << 20,
     32,
-)  # bytes of a storage that torch moves into a file of its own, once and for all; at most so many of them
+)  # bytes from which torch may move a storage into a file of its own, where it stays; the most such storages
 _ALIGNED = 64  # bytes
 
 _Place = tuple[int, int, bool]  # offset, size and whether it is read-only
 
 
 class Parcel:
-    """Pickles to a value, for several processes that are being started.
+    """Sends a value to several processes that are being started: unpickling a Parcel returns the value.
 
     A worker that writes into an array changes its own copy, as after a fork. Memory is shared until then.
     Tensors that are in shared memory stay shared, and large ones are moved there as torch does.
 
-    An error in unpickling becomes a `Broken` value, whose use raises it: the trainer then sees it.
+    If unpickling fails, it returns a `Broken` value. Its first use raises the error, and so the trainer sees it.
     """
 
     def __init__(self, content: object) -> None:
         self._content = content
         self._file: Any = None
         self._end = 0
-        # By address and size; with what keeps the memory.
+        # By address and size of a buffer: its place in the file, and the buffer, which keeps the memory.
         self._places: dict[tuple[int, int], tuple[_Place, object]] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -77,7 +77,7 @@ class Parcel:
         return self._places[key][0]
 
     def close(self) -> None:
-        """Give the file back. Processes that have it keep it."""
+        """Close the file. Processes that have received it keep it open."""
         self._places = {}
         if self._file is not None:
             self._file.close()
@@ -109,7 +109,7 @@ class _Pickler(ForkingPickler):
     def reducer_override(self, value: object) -> Any:
         if isinstance(value, Tensor):
             return lazy_parts(value)
-        # torch pickles each CPU tensor as its storage, and where it is in there.
+        # torch pickles each CPU tensor as its storage and the tensor's offset, shape and strides in it.
         if (
             not isinstance(value, UntypedStorage)
             or value.device.type != "cpu"

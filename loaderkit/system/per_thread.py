@@ -15,7 +15,8 @@ _parents: list[object] = []  # handles of a parent process, kept alive: a forked
 class PerThread(threading.local, Generic[T]):
     """Gives each thread its `own` object, made at the thread's first use.
 
-    A thread's object is freed when the thread ends or when this is freed. A copied or pickled PerThread starts empty.
+    A thread's object is freed when the thread ends, or when the PerThread is freed. A copy makes new objects, and so does a
+    PerThread that was pickled.
 
     Args:
         make: Returns a thread's object. It must not refer to this PerThread: the two would keep each other alive.

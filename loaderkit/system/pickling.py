@@ -1,4 +1,4 @@
-"""Which part of a dataset does not pickle."""
+"""Find the parts of a dataset that do not pickle."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ def find_unpicklable(value: object, *, name: str = "dataset") -> dict[str, str]:
 
     Args:
         value: The dataset or whatever else a worker needs. Its attributes and entries are searched.
-        name: What the paths call it.
+        name: The value's name in the paths.
 
     Returns:
         A dict from paths to errors; empty if the value pickles.
@@ -41,9 +41,9 @@ def find_unpicklable(value: object, *, name: str = "dataset") -> dict[str, str]:
 
 @contextlib.contextmanager
 def explained(start: Start, work: Any, **more: object) -> Iterator[None]:
-    """Start workers inside: say of an error which parts do not pickle, or what else workers that are not forked need.
+    """Explain errors while workers start: which parts do not pickle, or what else workers that are not forked need.
 
-    In a notebook, refuse classes and functions that workers could not import.
+    Start the workers inside the `with`. Before that, it checks that workers can import what the main program defines.
 
     Args:
         start: How the workers start.
@@ -111,7 +111,7 @@ class _Nowhere(io.RawIOBase):
 
 
 class _Trial(ForkingPickler):
-    """Pickles for another process, but leaves tensors where they are: torch moves their memory into shared memory."""
+    """Pickles as for another process and drops the result. Unlike torch's, it does not move tensors into shared memory."""
 
     def __init__(self) -> None:
         super().__init__(_Nowhere(), pickle.HIGHEST_PROTOCOL)
@@ -147,10 +147,10 @@ def _error(value: object) -> str | None:
 
 @contextlib.contextmanager
 def sendable_errors() -> Iterator[None]:
-    """Raise a RuntimeError in place of an error that torch cannot raise in the trainer: it sends the type and the message.
+    """Replace an error raised inside the `with` by a RuntimeError if torch could not raise it again in the trainer.
 
-    It calls the type with `message=` if that has an attribute `message`, as an ExceptionGroup has, and the error is lost if that
-    fails.
+    torch sends an error's type and message, and calls the type in the trainer: with `message=` if the type has an attribute
+    `message`, as ExceptionGroup has. If pickling the type or that call fails, the error is lost.
     """
     try:
         yield

@@ -61,9 +61,9 @@ def _end_with(pid: int, sentinel: int) -> None:
 def outlive_signals(stopped: Callable[[], bool] = lambda: False) -> None:
     """Let a signal to the whole job end this worker only if it ends the trainer too.
 
-    A scheduler or a terminal signals all processes of a job. If the trainer handles the signal, it needs its workers on. What
-    the trainer does is looked up when the signal comes, so a handler that it installs later counts. A worker does not call
-    the trainer's handlers, which a fork inherits.
+    A scheduler or a terminal signals all processes of a job. If the trainer handles the signal, it still needs its workers.
+    What the trainer does is looked up when the signal comes, so a handler that it installs later counts too. A forked worker
+    inherits the trainer's handlers, but does not call them.
 
     Args:
         stopped: Says whether the trainer stops its workers. A signal then ends this one.
@@ -74,7 +74,7 @@ def outlive_signals(stopped: Callable[[], bool] = lambda: False) -> None:
         return
     for number in JOB_SIGNALS:
         found = signal.getsignal(number)
-        # SIGTERM has a handler of torch in its workers. Another that is not Python's, such as faulthandler's, stays.
+        # In torch's workers SIGTERM has a handler of torch. For other signals, a handler in C, such as faulthandler's, stays.
         if (
             number == signal.SIGTERM
             or callable(found)
@@ -89,7 +89,7 @@ class Outlive:
 
     def __init__(self, parent: int, handled: bool = False, stopped: Callable[[], bool] = lambda: False) -> None:
         self._owner, self._parent, self._stopped = os.getpid(), parent, stopped
-        self._handled = handled  # by the parent when it forked this process
+        self._handled = handled  # whether the parent had a handler in Python when it forked this process
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() == self._owner and not self._stopped() and self._is_survived(number):
@@ -102,7 +102,7 @@ class Outlive:
 
 
 def _survives(pid: int, number: int) -> bool:
-    """Return whether a process catches or ignores a signal; False if nothing tells."""
+    """Return whether a process catches or ignores a signal; False if the system does not say."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:  # it has ended, or the system is not Linux
@@ -112,7 +112,7 @@ def _survives(pid: int, number: int) -> bool:
 
 
 def described(pid: int) -> str:
-    """Return "process PID", and whether a signal has stopped it, where the system tells."""
+    """Return "process PID", and whether a signal has stopped it, if the system says so."""
     try:
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
     except (OSError, IndexError):

@@ -64,7 +64,7 @@ def map_on_executor(
         function: A function that pickles.
         tasks: The arguments of its calls.
         executor: Calls the function. It stays open.
-        in_flight: The most tasks that it has at a time.
+        in_flight: The most tasks that the executor has at a time.
     """
     call, waiting = _Portable(function), iter(tasks)
     finished: SimpleQueue[Future[R | Exception]] = SimpleQueue()
@@ -93,7 +93,7 @@ def map_on_executor(
 
 
 def _outcome(future: Future[R | Exception]) -> R | Exception:
-    """Return what a task returned; an error that `_result` did not catch is the executor's."""
+    """Return what a task returned. An error that `_result` did not catch is the executor's: return a LostTaskError for it."""
     try:
         return future.result()
     except BrokenExecutor:
@@ -155,7 +155,7 @@ def map_in_processes(
 
 @contextlib.contextmanager
 def _hold_interrupts() -> Iterator[None]:
-    """Let Ctrl-C wait until the end of the block.
+    """Delay Ctrl-C until the end of the `with`.
 
     If it came while a lock that is written in Python (`threading.Condition`) is being taken, the lock could stay locked, and
     the pool would never end.
@@ -184,7 +184,7 @@ def _result(function: Callable[[T], R], task: T) -> R | Exception:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return an error that survives pickling, with the same text: many classes of errors do not."""
+    """Return an error with the same text that can be pickled and unpickled: many classes of errors cannot."""
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     plain = type(error) is ValueError or type(error).__module__.startswith("loaderkit.")
     name = "" if plain else f"{type(error).__name__}: "
@@ -196,7 +196,7 @@ def _work(task: object) -> Any:
 
 
 def _begin_worker(function: Callable[[Any], object], stop: connection.Connection) -> None:
-    """Keep the function, and end when the parent ends or says so."""
+    """Keep the function for the tasks. End this worker when the parent ends, or sends something through `stop`."""
     global _function
     _function = function
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then stops the workers

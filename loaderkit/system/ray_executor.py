@@ -50,8 +50,8 @@ class RayExecutor(Executor):
             if self._sent[0] is not fn:  # each node receives a function once, however many calls follow
                 self._sent = fn, self._ray.put(fn)
             reference = self._task.remote(self._sent[1], args, kwargs)
-            # Without `ray.cancel` if it is cancelled: when a result arrives meanwhile, Ray 2.60 aborts this process
-            # ("Tried to complete task that was not pending").
+            # Cancelling the future does not call `ray.cancel`: if a result arrives at the same time, Ray 2.60 aborts this
+            # process ("Tried to complete task that was not pending").
             future: Future[R] = reference.future()
             self._pending.add(future)
         future.add_done_callback(self._pending.discard)

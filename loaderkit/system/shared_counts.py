@@ -27,12 +27,12 @@ if hasattr(os, "register_at_fork"):
 class SharedCounts:
     """Counts that only grow. Processes that got them by fork, or by pickle while their maker lives, share them.
 
-    They are in memory without a name in any folder, which ends with the last of these processes. It is made at the first use,
-    so use them before you start workers. On another machine a pickled copy starts at 0; so does each copy on systems other than
-    Linux.
+    The counts are in memory that has no name in any folder, and that ends with the last of these processes. It is made when the
+    counts are first used, so use them before you start workers. On another machine a pickled copy starts at 0; so does each copy
+    on systems other than Linux.
 
     Args:
-        names: Their names.
+        names: The counts' names.
     """
 
     def __init__(self, *names: str) -> None:
@@ -41,7 +41,7 @@ class SharedCounts:
         self._memory: Any = None
 
     def add(self, name: str, number: int) -> None:
-        """Add to a count; no other process or thread gets in between."""
+        """Add to a count atomically: other processes and threads may add at the same time."""
         memory, place = self._opened(), self._names.index(name)
         with self._alone():
             memory[place] += number
@@ -92,7 +92,7 @@ class SharedCounts:
 
 
 def _attached(names: tuple[str, ...], path: Path, target: Path) -> SharedCounts:
-    """Return counts in the memory of the process that pickled them, or new ones if it is not there."""
+    """Return the counts of the process that pickled them, or new counts if that process does not run on this machine."""
     found = SharedCounts(*names)
     with contextlib.suppress(OSError):
         if path.readlink() == target:

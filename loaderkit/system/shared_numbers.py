@@ -10,24 +10,25 @@ from torch import Tensor
 
 from loaderkit.system.object_graph import parts_of
 
-_PARTS = 2_000  # of a value that are searched, those near its root first
-_OFFSETS = (83, 1)  # two, because what is written may equal the number with one of them
+_PARTS = 2_000  # the most parts of a value to search, those near its root first
+# Added to a number, to see whether `write` changes it. Two, because `write` may write just one of the sums.
+_OFFSETS = (83, 1)
 
 
 def own_numbers(value: object, write: Callable[[], object], tell: Callable[[], object]) -> None:
-    """Give this process its own copy of each shared number in a value that `write` writes or that `tell` tells.
+    """Give this process its own copy of each shared number in a value that `write` changes, or that changes `tell`'s result.
 
-    A dataset may keep its epoch in a tensor in shared memory, which reaches workers that persist. What one process writes
-    there, others read. A number that neither concerns stays shared: a trainer may tell its workers something by it.
+    A dataset may keep its epoch in a tensor in shared memory, so that persistent workers see it. What one process writes
+    there, others read. All other numbers stay shared: a trainer may use them to tell its workers something.
 
     Args:
-        value: A dataset. Its attributes and entries are searched for tensors of one number.
-        write: It may be called several times.
-        tell: Its results are compared.
+        value: A dataset. Its attributes and entries are searched for tensors of one number in shared memory.
+        write: Writes numbers of the value, such as its epoch. It may be called several times.
+        tell: Returns what may depend on the numbers. Its results are compared.
     """
     numbers = list(_shared_numbers(value))
     shared = [number.data for number in numbers]
-    for number in numbers:  # all at first: no call may write what is shared
+    for number in numbers:  # all of them first: no call of `write` may change shared memory
         number.data = number.data.clone()
     own = [_concerns(number, write, tell) for number in numbers]
     for number, memory, is_own in zip(numbers, shared, own, strict=True):

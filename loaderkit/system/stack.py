@@ -154,7 +154,7 @@ def _no_leaf(value: object, field: str) -> TypeError:
 
 
 def _advice(kind: type) -> str:
-    """Return what to write in the dataset for a value of a type; nothing for types without an advice of their own."""
+    """Return the advice for a type: what to write in the dataset instead. Empty for types without one."""
     known = [advice for base, advice in _OF_TYPES if issubclass(kind, base)]
     if callable(getattr(kind, "to_numpy", None)) or any(base.__module__ == "PIL.Image" for base in kind.__mro__):
         known.append("Make it an array in the dataset: numpy.array(value)")
@@ -162,7 +162,7 @@ def _advice(kind: type) -> str:
 
 
 def _stack_by(name: str, collate: Callable[[list[Any]], object], values: Sequence[object], field: str) -> Any:
-    """Stack values by a function that knows their class: that of their library, or torch's, which asks a TensorDict itself."""
+    """Stack values by a function for their class: their library's, or `torch.stack`. Messages call the function `name`."""
     try:
         return collate(list(values))
     except Exception as error:
@@ -179,7 +179,7 @@ def _stack_fields(values: Sequence[object], field: str) -> object:
     except AttributeError:
         columns = None
     kind: Any = type(values[0])
-    if columns is None or declared_fields(kind) != tuple(names):  # else none has other fields
+    if columns is None or declared_fields(kind) != tuple(names):  # else all samples have the same fields
         for row, value in enumerate(values):
             if set(field_names(value) or ()) != set(names):
                 raise CollateError(
@@ -191,7 +191,10 @@ def _stack_fields(values: Sequence[object], field: str) -> object:
 
 
 def batch_like(values: Sequence[object], parts: object, field: str) -> object:
-    """Return a batch of the samples' type with these parts, and with the attributes that are equal in all samples."""
+    """Return a batch of the samples' type with these parts, and with the attributes that are equal in all samples.
+
+    Warns if samples differ in other attributes. Of these, the batch has only private ones: the first sample's.
+    """
     first = values[0]
     batch = with_parts(first, parts)
     names = _differing(batch, values) if type(batch) is type(first) else []
@@ -247,12 +250,12 @@ def is_same(left: Any, right: Any) -> bool:
             return left.dtype == right.dtype and np.array_equal(left, right, equal_nan=left.dtype.kind in "fc")
         is_nan = isinstance(left, float | complex | np.inexact) and left != left
         return bool(right != right if is_nan else left == right)
-    except Exception:  # a class that cannot say
+    except Exception:  # a class whose == fails
         return False
 
 
 def check_unmasked(array: object, field: str, row: int = 0, collate: str = "collate") -> None:
-    """Refuse an array with masked values: a tensor has no mask."""
+    """Raise a CollateError if an array has masked values: a tensor has no mask."""
     if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
         raise CollateError(
             f"{collate}: {named(field)} has masked values, and a tensor has no mask. In the dataset return array.filled(value), and "
@@ -296,10 +299,10 @@ def _stack_tensors(values: Sequence[Tensor], field: str) -> Tensor:
 
 
 def like_samples(batch: Tensor, values: Sequence[object], field: str) -> Tensor:
-    """Give a batch the attributes of its samples. They are of a subclass of Tensor, as the batch is.
+    """Give a batch the attributes of its samples, and return it. Batch and samples are of one subclass of Tensor.
 
     Raises:
-        CollateError: If the samples differ in one. A batch with the first sample's would be wrong about the others.
+        CollateError: If the samples differ in an attribute: the first sample's would be wrong for the others.
     """
     wanted = vars(values[0])
     for row, value in enumerate(values):

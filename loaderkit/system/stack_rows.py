@@ -82,7 +82,7 @@ def _is_large(value: object, count: int) -> bool:
 
 
 def _has_only_values(value: Any) -> bool:
-    """Decide whether copying the values copies everything."""
+    """Return whether a copy of a tensor's or array's elements is a complete copy of it."""
     return value.dtype in _NUMPY if type(value) is np.ndarray else is_plain(value)
 
 

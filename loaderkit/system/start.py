@@ -18,7 +18,7 @@ WORKER_THREADS = "loaderkit worker"  # how the names of the threads engine's thr
 _ACCELERATORS = ("cuda", "xpu")
 # A fork leaves their threads behind, and the next call waits for ever or fails.
 _DIES_IN_FORKS = {"array_record", "deltalake", "polars"}
-_OBJECTS, _PARTS, _DEPTH = 400, 16, 5  # the most objects to look at, in all, in one container and in a row
+_OBJECTS, _PARTS, _DEPTH = 400, 16, 5  # the most objects to look at: in all, in one container, and on a path
 _PRELOAD = ["__main__", "torch", "loaderkit.engine.ring.worker", "loaderkit.system.fork_server"]
 
 
@@ -43,8 +43,8 @@ class Start:
 def choose_start(context: Any = None, work: object = None) -> Start:
     """Choose how workers start: by fork where that is safe, else by a fork server, else by spawn.
 
-    A method that the user chose counts: `multiprocessing_context`, or `multiprocessing.set_start_method` with another method than
-    the interpreter's default. That default alone does not: it differs from version to version.
+    A method that the user chose is taken: by `multiprocessing_context`, or by `multiprocessing.set_start_method` if that is not the
+    interpreter's default. The default itself is not taken as a choice: it differs between versions of Python.
 
     Args:
         context: The user's `multiprocessing_context`: a context, the name of a start method, or None.
@@ -115,7 +115,7 @@ def _is_frail(part: object) -> bool:
 
 
 def _first_in(work: object, holds: Callable[[object], bool]) -> object:
-    """Return the first of the first parts of a value for which something holds; None if there is none."""
+    """Return the first object for which `holds` is true, of a value and its parts; None if none is found among the first 400."""
     seen: set[int] = set()
     waiting = deque([(work, 0)])
     while waiting and len(seen) < _OBJECTS:

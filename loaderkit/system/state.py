@@ -31,10 +31,10 @@ class StateError(ValueError):
 
 
 class Rule(NamedTuple):
-    """What a field has to be.
+    """A rule that a field's value has to satisfy.
 
     Attributes:
-        wanted: The rule in words.
+        wanted: The rule in words, for errors.
         holds: Whether a value satisfies it.
     """
 
@@ -46,13 +46,13 @@ Form: TypeAlias = "Mapping[str, Rule | Form]"  # for each field a Rule, or the F
 
 
 def integers(least: int, most: int, *, optional: bool = False) -> Rule:
-    """Return the rule of integers from `least` to `most`; `optional` also takes None."""
+    """Return the rule for integers from `least` to `most`; with `optional`, None is allowed too."""
     wanted = f"an integer from {least:,} to {most:,}" + (", or None" if optional else "")
     return Rule(wanted, lambda value: (optional and value is None) or (type(value) is int and least <= value <= most))
 
 
 def lists_of(rule: Rule) -> Rule:
-    """Return the rule of lists whose entries satisfy a rule."""
+    """Return the rule for lists and tuples whose entries all satisfy `rule`."""
     return Rule(
         f"a list of: {rule.wanted}",
         lambda value: isinstance(value, list | tuple) and all(rule.holds(entry) for entry in value),
@@ -93,7 +93,7 @@ def open_state(state: object, form: Form, what: str, way_out: str) -> dict[str, 
         way_out: What to do instead.
 
     Raises:
-        StateError: If it is not such a state, has another version or is damaged.
+        StateError: If `state` is not such a state, has another version or is damaged.
     """
     if not isinstance(state, Mapping) or not set(form) & set(state):
         found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__

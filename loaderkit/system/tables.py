@@ -56,7 +56,7 @@ def frame_way_out(value: object) -> str:
 def columns_of(value: Any) -> dict[Any, Any] | None:
     """Return the columns of a mapping or of a table in memory by name; None for other values.
 
-    The columns are as the library has them. Tables that a library has not read yet are none, such as a LazyFrame.
+    The columns are the library's own objects. A table that is not in memory yet, such as a LazyFrame, gives None.
     """
     if _is_one_of(value, frozenset({("pyarrow", "Table"), ("pyarrow", "RecordBatch")})):
         return dict(zip(value.schema.names, value.columns, strict=True))
@@ -130,8 +130,8 @@ def _of_pandas(column: "pd.Series") -> object:
     if _is_one_of(column, _SPARSE):
         return np.asarray(column, dtype=column.dtype.subtype)
     kind = column.dtype
-    wanted = getattr(kind, "numpy_dtype", None)  # of numpy's types, of its own nullable ones, and of Arrow's
-    if wanted is None or np.dtype(wanted).kind not in "biufcO":  # pandas has times of its own
+    wanted = getattr(kind, "numpy_dtype", None)  # numpy's dtypes, pandas' nullable ones and Arrow's have it
+    if wanted is None or np.dtype(wanted).kind not in "biufcO":  # pandas returns times as its own types
         return Rows(column, operator.getitem)
     if hasattr(kind, "pyarrow_dtype"):
         return _of_arrow(column.__arrow_array__())

@@ -52,14 +52,14 @@ class TensorsByValue:
         return _make_tensor, (self._buffer(content, plain.data_ptr()), value.dtype, tuple(value.shape), *more)
 
     def _buffer(self, content: Any, address: int) -> pickle.PickleBuffer:
-        """Return a buffer for memory at an address, which then stays out of the pickle."""
+        """Return a buffer over `content`, whose memory starts at `address`. A pickler can send it outside the pickle."""
         return pickle.PickleBuffer(content)
 
 
 def lazy_parts(value: Tensor) -> object:
-    """Reduce a tensor whose conjugation or negation is still to be done; NotImplemented for others.
+    """Reduce a tensor whose conjugation or negation is only marked, not computed; NotImplemented for other tensors.
 
-    torch's own reduction forgets both: what arrives in another process has other numbers.
+    torch's own reduction forgets the mark: another process would get other numbers.
     """
     if value.is_conj():
         return torch.conj, (value.conj(),)
@@ -67,7 +67,7 @@ def lazy_parts(value: Tensor) -> object:
 
 
 def same(value: T) -> T:
-    """Return the value: what a reduction calls if another object stands in."""
+    """Return the value. A reduction calls this function to pickle another object in place of the original."""
     return value
 
 
@@ -79,7 +79,7 @@ def _make_tensor(
     requires_grad: bool = False,
     attributes: dict[str, object] | None = None,
 ) -> Tensor:
-    """Make a tensor over memory. Its storage holds nothing else, so `torch.save` writes nothing else."""
+    """Return a tensor over memory. Its storage has only this tensor, so `torch.save` writes nothing else."""
     tensor: Tensor = torch.frombuffer(memory, dtype=dtype) if len(memory) else torch.empty(0, dtype=dtype, device="cpu")
     tensor = tensor.view(shape) if stride is None else tensor.as_strided(shape, stride)
     if requires_grad:

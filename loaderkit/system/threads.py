@@ -38,7 +38,7 @@ def until_cancelled(samples: list[int]) -> Iterator[int]:
     """Yield the samples; in a reader thread, check before each one that the batch is still wanted.
 
     Raises:
-        Cancelled: If it is not.
+        Cancelled: If the batch is no longer wanted.
     """
     wanted = _thread.wanted
     for sample in samples:
@@ -48,7 +48,7 @@ def until_cancelled(samples: list[int]) -> Iterator[int]:
 
 
 def threads_of_a_read() -> int:
-    """Return how many threads a read may use: 1 if several threads read side by side, else as many as torch uses."""
+    """Return how many threads a read may use: 1 if several threads read at the same time, else as many as torch uses."""
     return 1 if _thread.is_reader else torch.get_num_threads()
 
 

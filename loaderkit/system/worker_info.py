@@ -1,4 +1,4 @@
-"""What torch's `get_worker_info()` tells: in worker processes, and in threads that make batches with versions of torch that have those."""
+"""What torch's `get_worker_info()` returns: in worker processes and, since torch 2.14, in threads that make batches."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ def in_worker_process() -> bool:
 
 
 def with_dataset(info: object, dataset: Any) -> torch_worker.WorkerInfo:
-    """Return what a worker is told, with another dataset."""
+    """Return a copy of a worker's info with another dataset."""
     names = ("id", "num_workers", "seed", "rng", "worker_method")  # the last two since torch 2.14
     about: dict[str, Any] = {name: getattr(info, name) for name in names if hasattr(info, name)}
     return torch_worker.WorkerInfo(**about, dataset=dataset)
 
 
 def tell_thread(number: int, threads: int, seed: int, dataset: object) -> None:
-    """Let `get_worker_info()` tell this thread which of a loader's threads it is, if torch keeps that for each thread."""
+    """Let `get_worker_info()` in this thread return its number among a loader's threads, if torch has an info by thread."""
     of_thread: Any = getattr(torch_worker, "_thread_local_worker_info", None)
     if of_thread is not None:
         about: dict[str, Any] = {"id": number, "num_workers": threads, "seed": seed, "dataset": dataset}

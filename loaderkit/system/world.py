@@ -36,7 +36,8 @@ class World:
         rank: This process's number, from 0.
         size: How many processes share the data.
         on_host: How many of them run on this host and share its CPUs; None if unknown.
-        group: Names these ranks among groups of ranks that each read the whole data; such groups meet separately.
+        group: Name of this group of ranks, if there are several groups that each read the whole data. Each group synchronises
+            on its own.
 
     Raises:
         ValueError: If the rank is not in [0, size).
@@ -74,7 +75,7 @@ class World:
 
     @classmethod
     def from_mesh(cls, mesh: "DeviceMesh") -> "World":
-        """Return this process's place in the data-parallel dimension of a mesh, or in several.
+        """Return this process's rank along the data-parallel dimensions of a mesh, and their number of ranks.
 
         Ranks that differ in other dimensions get the same rank here, so they read the same batches.
 
@@ -95,7 +96,7 @@ class World:
 
     @classmethod
     def from_group(cls, group: "ProcessGroup") -> "World":
-        """Return this process's place in a data-parallel process group.
+        """Return this process's rank in a data-parallel process group, and the group's size.
 
         Raises:
             ValueError: If the process is not in the group.
@@ -106,7 +107,11 @@ class World:
 
     @classmethod
     def _among(cls, ranks: Sequence[int]) -> "World":
-        """Return the world of these ranks of torch.distributed."""
+        """Return the world of a group, given as ranks of torch.distributed.
+
+        Raises:
+            ValueError: If this process is not one of them.
+        """
         own, local = torch.distributed.get_rank(), local_world_size()
         if own not in ranks:
             raise ValueError(
@@ -140,10 +145,10 @@ class World:
 
 
 def as_world(given: "Ranks | None") -> World | None:
-    """Return the World that a setting `world=` means.
+    """Return the World that a setting `world=` means; None stays None.
 
     Raises:
-        ValueError: If it is neither a World, a DeviceMesh nor a process group.
+        ValueError: If `given` is something else than a World, a DeviceMesh or a process group.
     """
     if given is None or isinstance(given, World):
         return given
@@ -161,9 +166,9 @@ def as_world(given: "Ranks | None") -> World | None:
 
 
 def sharing_dimensions() -> dict[str, int]:
-    """Return the number of ranks along each mesh dimension of this process whose ranks read the same data, by its name.
+    """Return this process's mesh dimensions whose ranks read the same data: a dict from names to numbers of ranks.
 
-    A dimension of all ranks is not found: it has no process group of its own.
+    Dimensions of one rank are left out. A dimension of all ranks is not found: it has no process group of its own.
     """
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):

@@ -1,9 +1,9 @@
-"""The guarantees as functions for any loader.
+"""Checks of a loader's guarantees, for any loader.
 
-Each raises a LawError that names the sample, the batch and the reason.
-Each function takes `make_loader`, which returns a new loader: a `lk.Loader`, a `DataLoader`, a `StatefulDataLoader` or
-any other iterable, with or without `state_dict()` and `load_state_dict()`. It is called with the settings that the
-function varies, as keywords (`world=`, `num_workers=`, ...), and with nothing else.
+If a guarantee is broken, a check raises a LawError that names the sample, the batch and the reason.
+Most take `make_loader`, a function that returns a new loader: a `lk.Loader`, a `DataLoader`, a `StatefulDataLoader` or
+any other iterable, with or without `state_dict()` and `load_state_dict()`. They call it with the settings that they
+vary, as keywords (`world=`, `num_workers=`, ...), and with nothing else.
 """
 
 from loaderkit.system.pickling import find_unpicklable

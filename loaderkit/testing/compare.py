@@ -1,4 +1,4 @@
-"""Compare what a loader delivered with what was wanted, and put the difference into words."""
+"""Compare what a loader delivered with what was wanted, and describe the difference."""
 
 import dataclasses
 from collections import Counter
@@ -29,9 +29,8 @@ class LawError(AssertionError):
 def sample_ids(batch: Any) -> list[Hashable]:
     """Return the ids of a batch's samples, if the batch contains them.
 
-    Ids are an integer or a string, a list of these, or an integer tensor or array (B,). They
-    may also be a field of a dict, namedtuple or dataclass: "id", "ids", "index", "indices",
-    "idx", "key" or "__key__".
+    Ids are an integer or a string, a list of these, a tensor (B,) of integers, or an array (B,) of integers or strings.
+    They may also be a field of a dict, namedtuple or dataclass: "id", "ids", "index", "indices", "idx", "key" or "__key__".
 
     Raises:
         TypeError: If the batch has no ids. Pass your own function as `ids=`.
@@ -104,7 +103,7 @@ def describe_batch(wanted: object, got: object, ids: Ids) -> str:
 
 
 def tally(wanted: Iterable[Hashable], got: Iterable[Hashable]) -> str | None:
-    """Name the samples that came too often, too rarely, never, or are unknown; None if there are none."""
+    """Return a text that names the samples that came too often, too rarely or never, or are unknown; None if all are right."""
     counts, due = Counter(got), Counter(wanted)
     parts = []
     for times in sorted({count for sample, count in counts.items() if count > due[sample] > 0}):
@@ -202,7 +201,10 @@ def _array_difference(wanted: Array, got: Array, path: str) -> str | None:
 
 
 def _first(a: Array, b: Array, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the index of the first element whose bytes differ."""
+    """Return the index of the first element of two arrays of this shape whose bytes differ; None if none do.
+
+    `a` and `b` are the arrays' bytes, uint8.
+    """
     differs = a != b
     if not differs.any():
         return None

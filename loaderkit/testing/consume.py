@@ -34,13 +34,18 @@ def run_epoch(
     first: bool = True,
     on_epoch: OnEpoch | None = None,
 ) -> Iterator[object]:
-    """Yield an epoch's batches; while the caller holds one, the loader's state is the one a checkpoint saves.
+    """Yield an epoch's batches. After each one, the loader's state is the one that a checkpoint saves.
 
     The batches are copies, because a loader may reuse its memory for the next batch.
 
-    A "trainer" draws like Lightning: it stops at `len()` without asking for more. Without `len()`
-    it fetches one batch ahead. It sets a sampler's epoch after the process's first `iter()`.
-    An earlier process consumed the epoch's first `done` batches.
+    Args:
+        loader: Any loader.
+        epoch: The number that a sampler's `set_epoch` gets.
+        consumer: "trainer" draws like Lightning: it stops at `len()` without asking for more. Without `len()` it fetches one
+            batch ahead. It sets a sampler's epoch after the process's first `iter()`. "loop" is a for loop.
+        done: Number of the epoch's batches that an earlier process consumed.
+        first: Whether this is the process's first epoch.
+        on_epoch: Called with (loader, epoch) before the epoch.
     """
     return map(_copied, _drawn(loader, epoch, consumer, done, first, on_epoch))
 
@@ -115,7 +120,7 @@ def through_file(state: object) -> Any:
 
 
 def load(loader: Any, state: object) -> None:
-    """Load a state as from a checkpoint. The data is the user's own, so a Loader need not say that it cannot compare it."""
+    """Load a state as from a checkpoint, without a Loader's warning that it cannot tell whether the data is the same."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Loader: the state was loaded, and only")
         loader.load_state_dict(through_file(state))
@@ -123,7 +128,7 @@ def load(loader: Any, state: object) -> None:
 
 @contextmanager
 def process(seed: int) -> Iterator[None]:
-    """Seed the global generators for the block, as a new process does, and restore them after it."""
+    """Seed the global generators inside the `with`, as in a new process, and restore them after it."""
     before = generator_states()
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed)

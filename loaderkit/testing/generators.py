@@ -45,8 +45,8 @@ def find_private_generators(dataset: object, *, name: str = "dataset") -> list[s
 
     A Loader seeds them for each sample (`LoaderConfig.private_generators`); a DataLoader does not. The search covers attributes,
     those of classes too, containers (their first 1,000 entries), partials, bound methods, closures, and the globals that
-    functions name. The global generators do not count, nor those of samplers and loaders. A generator that is made when a sample is
-    read is not there before.
+    functions name. The global generators do not count, nor those of samplers and loaders. A generator that is only made when a sample
+    is read is not found before that.
 
     Args:
         dataset: Any object, such as a dataset or a collate function.

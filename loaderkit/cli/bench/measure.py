@@ -25,8 +25,8 @@ from loaderkit.system.stack import stack
 
 Cache = Literal["warm", "cold"]  # of remote shards
 
-_WARM_UP = 2  # the longest of a turn, over the time for all
-_COLD_S = 10.0  # the shortest turn: the downloads of a start come in bursts
+_WARM_UP = 2  # the cache may be filled for this many times the seconds for all turns
+_COLD_S = 10.0  # the shortest cold turn: the first downloads come in bursts
 _LEAST_NOISE, _MOST_NOISE = 0.05, 0.25
 
 
@@ -51,7 +51,7 @@ class Measured:
         return float(high - low) / 2 / self.rate
 
     def ratio_to(self, other: "Measured") -> float:
-        """Return the median ratio over the rounds that both settings have."""
+        """Return the median of this setting's rate divided by the other's, over the rounds that both have."""
         return float(
             np.median([self.rates[turn] / other.rates[turn] for turn in self.rates.keys() & other.rates.keys()])
         )
@@ -77,9 +77,9 @@ def turns(
 ) -> Iterator[dict[Setting, Measured]]:
     """Measure the settings in turns, in a new order each round; yield all measurements after each turn.
 
-    A round that has begun is finished, so that all settings have the same rounds: the first one too, however short `seconds`
-    is. With remote shards each turn reads an epoch's first batches. A "warm" cache has them; filling it takes no part of
-    `seconds`. A "cold" turn has an empty cache of its own, and reads as many batches as the others.
+    A round that has begun is finished, so that all settings have the same rounds. There is at least one, however short `seconds`
+    is. With remote shards each turn reads an epoch's first batches. If the cache is "warm", their shards are downloaded before,
+    which does not count as part of `seconds`. A "cold" turn begins with an empty cache, and reads as many batches as the others.
     """
     draw, end = random.Random(0), time.perf_counter() + seconds
     slice_s = min(5.0, max(0.05, 0.6 * seconds / (rounds * len(settings))))
@@ -99,7 +99,7 @@ def turns(
                     else:
                         end += _measure_warm(subject, setting, slice_s, _WARM_UP * seconds, number, into)
                 except Exception as error:
-                    into.rates.pop(number, None)  # a failed attempt's
+                    into.rates.pop(number, None)  # that of a failed attempt
                     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
                     into.error = f"{type(error).__name__}: {error}{notes}"
             yield found
@@ -108,7 +108,7 @@ def turns(
 def _measure_warm(
     subject: Subject, setting: Setting, slice_s: float, limit_s: float, number: int, into: Measured
 ) -> float:
-    """Measure a setting when all shards that it opens are in the cache. Return the seconds that it took to make that so."""
+    """Measure a setting when all shards that it opens are in the cache. Return the seconds spent on filling the cache."""
     begin = time.perf_counter()
     while True:
         start, before = time.perf_counter(), _missing(subject)
@@ -120,11 +120,11 @@ def _measure_warm(
                 f"shards are still downloaded after {limit_s:g} s: the network is slow, or the cache is too small for what is "
                 "read. Give more --seconds or a larger --cache-bytes, or measure from an empty cache: --cache cold."
             )
-        _measure(subject, setting, 0, 2 * slice_s + 1, number, into)  # further than the next attempt
+        _measure(subject, setting, 0, 2 * slice_s + 1, number, into)  # reads more than the next attempt will
 
 
 def _missing(subject: Subject) -> int:
-    """Return how often a shard was opened that the cache did not have, after closing those that this process has open."""
+    """Close this process's open shards, and return how many times so far a shard was opened that was not in the cache."""
     if subject.remote is None:
         return 0
     subject.remote.close()
@@ -133,7 +133,10 @@ def _missing(subject: Subject) -> int:
 
 
 def _measure_cold(subject: Subject, setting: Setting, batches: int, slice_s: float, number: int, into: Measured) -> int:
-    """Time an epoch's first batches from an empty cache; if their number is 0, those that come in a while. Return their number."""
+    """Time an epoch's first `batches` batches from an empty cache, and return their number.
+
+    If `batches` is 0, time those that come within about `slice_s` seconds.
+    """
     with empty_cache(subject), contextlib.closing(subject.loader(setting)) as loader:
         loader.seek(epoch=0)
         start, count, first_s = time.perf_counter(), 0, 0.0
@@ -153,7 +156,7 @@ def _measure_cold(subject: Subject, setting: Setting, batches: int, slice_s: flo
 
 @contextlib.contextmanager
 def empty_cache(subject: Subject) -> Iterator[None]:
-    """Let remote shards be downloaded to an empty folder within their cache's, which is deleted afterwards."""
+    """Inside the `with`, download remote shards to a new folder in their cache's folder. It is deleted afterwards."""
     data = subject.remote
     if data is None or data.storage.cache_dir is None:
         yield
@@ -306,7 +309,7 @@ class TimedCollate:
 
 
 def copy_of(batch: object, _samples: object) -> object:
-    """Collate any samples to a copy of the same batch."""
+    """Return a copy of `batch`: a collate function that ignores its samples."""
     return copy.deepcopy(batch)
 
 

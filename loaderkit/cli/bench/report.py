@@ -41,12 +41,12 @@ class Report:
 
     @property
     def complete(self) -> int:
-        """Rounds of each setting that did not fail."""
+        """Number of rounds that all settings have, apart from those that failed."""
         return min((len(one.rates) for one in self.found.values() if not one.error), default=0)
 
     @property
     def needed(self) -> int:
-        """Rounds that a recommendation needs."""
+        """Number of rounds that a recommendation needs."""
         return min(self.rounds, _ENOUGH_ROUNDS)
 
     def lines(self) -> list[str]:

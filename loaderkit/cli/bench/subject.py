@@ -65,7 +65,7 @@ class Subject:
 
     @property
     def remote(self) -> ShardedDataset | None:
-        """The remote shards that are read through a cache; None if there are none."""
+        """The dataset of remote shards that are read through a cache; None if there is none."""
         data = shards_within(self.dataset)
         return data if data is not None and data.remote_bytes and data.storage.cache_dir is not None else None
 
