@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.sampling.plan import Plan, Tail
 from loaderkit.seeding.private import PrivatePolicy
+from loaderkit.seeding.watched import GlobalPolicy
 from loaderkit.system.checks import check_choice, plain_integer
 from loaderkit.system.world import World, as_world
 
@@ -74,6 +75,9 @@ class LoaderConfig:
             and of a StreamDataset are seeded, and those of another IterableDataset are left, since they may decide its order.
         seeders: Functions that seed the generators of libraries in other languages, as `torch.manual_seed` seeds torch's. Each
             gets 32 bits of a sample's seed. OpenCV's `setRNGSeed` is called by itself.
+        global_generators: "watch" seeds numpy and `random` only for data with an index that uses them, so that other data is read faster.
+            Draws are the same. The first samples in each worker show what is used. If a later batch is the first to use one, it
+            is read a second time: at most two batches of a worker. "seed" seeds them for each sample, and reads nothing twice.
 
     Raises:
         ValueError: If a setting is out of range, or two contradict each other.
@@ -112,6 +116,7 @@ class LoaderConfig:
     bad_samples: BadSamples = RAISE
     private_generators: PrivatePolicy | None = None
     seeders: Sequence[Callable[[int], Any]] = ()
+    global_generators: GlobalPolicy = "watch"
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "seed", "num_workers", "prefetch_factor", "steps"):
@@ -176,6 +181,7 @@ class LoaderConfig:
             )
         if self.private_generators is not None:
             check_choice("loader", "private_generators", self.private_generators, get_args(PrivatePolicy), ", or None")
+        check_choice("loader", "global_generators", self.global_generators, get_args(GlobalPolicy))
         if not isinstance(self.seeders, list | tuple) or not all(map(callable, self.seeders)):
             raise ValueError(
                 f"loader: seeders is {self.seeders!r}, wanted a list of functions, such as [library.set_seed]."

@@ -22,6 +22,7 @@ from loaderkit.seeding.draws import Draws, NoSeeds, SampleRngSeeds, draws
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.private import Found, PrivateGenerators, PrivatePolicy
 from loaderkit.seeding.samples import SampleSeeds
+from loaderkit.seeding.watched import GlobalPolicy, Used, WatchedSeeds
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.batch_memory import BufferPool, lends
 from loaderkit.system.overrides import own_attribute
@@ -48,6 +49,7 @@ class BatchReader:
         finished: Closes the shards that the batch and those after it do not want.
         private_generators: Whether generators that the data keeps for itself are seeded with the samples.
         seeders: Functions that seed generators which nobody can find; see `PrivateGenerators`.
+        global_generators: Whether numpy and `random` are seeded from the first sample on, or only for data that uses them.
     """
 
     dataset: Any
@@ -60,12 +62,14 @@ class BatchReader:
     finished: FinishedShards | None = None
     private_generators: PrivatePolicy = "seed"
     seeders: Sequence[Callable[[int], Any]] = ()
+    global_generators: GlobalPolicy = "watch"
     private: PrivateGenerators = field(init=False, compare=False, repr=False)
     _whole: bool = field(init=False, default=False)  # whether the dataset reads whole batches
     _columns: bool = field(init=False, default=False)  # whether to read columns instead of samples
     _many: bool = field(init=False, default=False)  # whether the dataset reads several samples at a time
     _drawn: Draws = field(init=False, default=Draws.ANYTHING)  # by the dataset
     _collate_drawn: Draws = field(init=False, default=Draws.ANYTHING)
+    _used: Used = field(init=False, default_factory=Used, compare=False, repr=False)
     _buffers: BufferPool = field(init=False, default_factory=BufferPool, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -119,7 +123,11 @@ class BatchReader:
         words = hash_positions(key.positions[rows], "sample", self.seed, key.epoch)
         if drawn is Draws.SAMPLE_RNG:
             return SampleRngSeeds(words)
-        return SampleSeeds(words, restore=not in_worker_process())
+        restore = not in_worker_process()
+        # What a generator that is left carries from sample to sample, a second read would carry on.
+        if self.global_generators == "watch" and self.private_generators == "seed":
+            return WatchedSeeds(words, self._used, restore=restore)
+        return SampleSeeds(words, restore=restore)
 
     def _make_whole(self, key: BatchKey) -> Any:
         """Make a batch that the dataset reads already collated."""
@@ -135,9 +143,18 @@ class BatchReader:
         return batch if repair is None else repair.report(batch)
 
     def _make_seeded(self, key: BatchKey) -> Any:
-        """Make a batch from samples."""
-        with self._seeds(self._drawn, key) as seeds:
-            return self._make(key, seeds)
+        """Make a batch from samples; make it again if it used a global generator that was not seeded."""
+        while True:
+            seeds = self._seeds(self._drawn, key)
+            try:
+                with seeds:
+                    made = self._make(key, seeds)
+            except Exception:
+                if not seeds.missed:
+                    raise
+            else:
+                if not seeds.missed:
+                    return made
 
     def _make(self, key: BatchKey, seeds: SampleSeeds) -> Any:
         samples: Any
