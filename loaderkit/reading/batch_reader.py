@@ -22,7 +22,7 @@ from loaderkit.seeding.draws import Draws, NoSeeds, SampleRngSeeds, draws
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.private import Found, PrivateGenerators, PrivatePolicy
 from loaderkit.seeding.samples import SampleSeeds
-from loaderkit.seeding.watched import GlobalPolicy, Used, WatchedSeeds
+from loaderkit.seeding.watched import GlobalPolicy, Used, watched_seeds
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.batch_memory import BufferPool, lends
 from loaderkit.system.overrides import own_attribute
@@ -126,7 +126,7 @@ class BatchReader:
         restore = not in_worker_process()
         # What a generator that is left carries from sample to sample, a second read would carry on.
         if self.global_generators == "watch" and self.private_generators == "seed":
-            return WatchedSeeds(words, self._used, restore=restore)
+            return watched_seeds(words, self._used, restore=restore)
         return SampleSeeds(words, restore=restore)
 
     def _make_whole(self, key: BatchKey) -> Any:

@@ -37,9 +37,9 @@ class Used:
 class WatchedSeeds(SampleSeeds):
     """Seeds for a batch of data that may draw nothing.
 
-    torch's generator is seeded for each sample, because that is cheap. So are those of numpy and `random` if the data `used` them.
-    The first samples are seeded in any case, and tell which are used. If a later batch uses another one, it is
-    `missed`: the batch has to be made again. If it is not, the batch is what it would be if all were seeded.
+    torch's generator is seeded for each sample, because that is cheap, and nothing tells whether its seed was read. So are those
+    of numpy and `random` if the data `used` them. If the batch uses another one, it is `missed`: the batch has to be made
+    again. If not, the batch is what it would be if all were seeded.
 
     Args:
         words: One 64-bit seed for each sample of the batch (N,).
@@ -52,8 +52,8 @@ class WatchedSeeds(SampleSeeds):
     def __init__(self, words: UInt64Array, used: Used, *, restore: bool = True) -> None:
         super().__init__(words, restore=restore)
         self._used = used
-        self._watches = self._looks = False
-        self._known: int | None = None  # the word that both generators were seeded by last
+        self._watches = False
+        self._known: int | None = _WORD  # what both generators were seeded by last
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -61,17 +61,11 @@ class WatchedSeeds(SampleSeeds):
         # Inside another sample, the state that is left behind is part of that sample's draws.
         self._watches = self._outer is None and not (used.numpy and used.random) and self._one.acquire(blocking=False)
         if self._watches:
-            self._looks = used.samples < _FIRST
-            self._numpy_seeded, self._random_seeded = used.numpy or self._looks, used.random or self._looks
             self._bits_before = mtrand.get_bit_generator()
             mtrand.set_bit_generator(_bits)
-            if not self._numpy_seeded:
-                np.random.seed(_WORD)
-            if not self._random_seeded:
-                random.seed(_WORD)
             _random.__class__ = WatchedRandom
+            self._begin()
             _bits.touched = WatchedRandom.touched = False
-            self._known = None if self._looks else _WORD
         return self
 
     def __exit__(
@@ -82,25 +76,44 @@ class WatchedSeeds(SampleSeeds):
             self._look()
             self.missed = (used.numpy and not self._numpy_seeded) or (used.random and not self._random_seeded)
             used.samples += len(self._words)
+            self._watches = False
             _random.__class__ = random.Random
             mtrand.set_bit_generator(self._bits_before)
-            self._watches = False
             self._one.release()
         super().__exit__(kind, error, trace)
 
-    def _seed(self, word: int) -> None:
-        if self._looks:
-            self._look()
-            self._known = word
-        super()._seed(word)
-        if self._looks:
-            _bits.touched = WatchedRandom.touched = False
+    def _begin(self) -> None:
+        self._numpy_seeded, self._random_seeded = self._used.numpy, self._used.random
+        if not self._numpy_seeded:
+            np.random.seed(_WORD)
+        if not self._random_seeded:
+            random.seed(_WORD)
 
     def _look(self) -> None:
         """Note what was used since both generators were seeded."""
         if self._known is not None:
             self._used.numpy = self._used.numpy or numpy_was_used(self._known)
             self._used.random = self._used.random or random_was_used(self._known)
+
+
+class FirstSeeds(WatchedSeeds):
+    """Seeds for the first samples of a reader: all generators are seeded, and tell which are used."""
+
+    def _begin(self) -> None:
+        self._known = None
+
+    def _seed(self, word: int) -> None:
+        if self._watches:
+            self._look()
+            self._known = word
+        super()._seed(word)
+        if self._watches:
+            _bits.touched = WatchedRandom.touched = False
+
+
+def watched_seeds(words: UInt64Array, used: Used, *, restore: bool) -> WatchedSeeds:
+    """Return the seeds of a batch: the first samples of a reader are seeded in any case, so that few batches are made again."""
+    return (FirstSeeds if used.samples < _FIRST else WatchedSeeds)(words, used, restore=restore)
 
 
 # numpy compares this name with that in a state, so it has to be that of its own class.
