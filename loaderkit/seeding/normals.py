@@ -17,7 +17,7 @@ def kept_normal(bits: Any) -> float | None:
     Args:
         bits: The bit generator of the global functions. Its state stays as it is.
     """
-    if type(bits) is not np.random.MT19937 or not _memory_is_known():
+    if type(bits) is not np.random.MT19937 or not memory_is_known():
         state: Any = np.random.get_state(legacy=False)
         return float(state["gauss"]) if state["has_gauss"] else None
     address = bits.ctypes.state_address
@@ -30,7 +30,7 @@ def kept_normal(bits: Any) -> float | None:
 
 
 @functools.cache
-def _memory_is_known() -> bool:
+def memory_is_known() -> bool:
     """Return whether an MT19937 has its words and its place where `kept_normal` looks for them."""
     bits = np.random.MT19937(0)
     bits.random_raw(3)

@@ -161,7 +161,7 @@ def random_was_used(word: int) -> bool:
 @functools.lru_cache(maxsize=1)
 def _numpy_draws(word: int) -> bytes:
     _twin.seed(word)
-    return _twin_bits.random_raw(4).tobytes()  # type: ignore[union-attr]  # an array
+    return _twin_bits.random_raw(4).tobytes()
 
 
 @functools.lru_cache(maxsize=1)
