@@ -1,7 +1,8 @@
-"""Measure what seeding every sample costs, compared with a DataLoader that seeds none.
+"""Measure what seeding samples costs, compared with a DataLoader that seeds none.
 
 A sample is a numpy computation of 10 to 1,000 us, in batches of 32, shuffled, with 0 and 2 workers. At 100 us the other peers take
-part. The samples draw nothing; lk.Loader seeds them unless the dataset declares `draws_nothing`. "Seeded by hand" is a
+part. The samples draw nothing and do not say so, except in `draws_nothing`; torch is then seeded for each. "All seeded" seeds all
+three for each sample, as for data that uses them. "Seeded by hand" is a
 DataLoader whose dataset seeds torch, numpy and `random` itself. The reference is a DataLoader with as many workers. The limit is a
 loop over the dataset without loader or collate (half of it with 2 workers).
 """
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader
 
 BATCH = 32
 UNSEEDED = f"{LOADER}, draws_nothing"
+SEEDED = f"{LOADER}, all seeded"
 BY_HAND = f"{REFERENCE}, seeded by hand"
 TARGET_US = 100
 
@@ -137,6 +139,9 @@ def main() -> None:
                 columns={"sample_us": sample_us},
                 more={
                     UNSEEDED: partial(ours, Job(dataset=said, batch_size=BATCH), workers, "auto"),
+                    SEEDED: partial(
+                        ours, Job(dataset=data, batch_size=BATCH), workers, "auto", global_generators="seed"
+                    ),
                     BY_HAND: partial(by_torch, by_hand, workers, DataLoader),
                 },
                 alone=not at_target,

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.sampling.plan import Plan, Tail
 from loaderkit.seeding.private import PrivatePolicy
+from loaderkit.seeding.watched import GlobalPolicy
 from loaderkit.system.checks import check_choice, plain_integer
 from loaderkit.system.state import Rule
 from loaderkit.system.world import World, as_world
@@ -56,6 +57,7 @@ _CHOICES = {
     "tail": get_args(Tail),
     "engine": get_args(EngineName),
     "private_generators": get_args(PrivatePolicy),
+    "global_generators": get_args(GlobalPolicy),
     "stop": get_args(Stop),
 }
 
@@ -119,6 +121,9 @@ class LoaderConfig:
             and of a StreamDataset are seeded, and those of another IterableDataset are left, since they may decide its order.
         seeders: Functions that seed the generators of libraries in other languages, as `torch.manual_seed` seeds torch's. Each
             gets 32 bits of a sample's seed. OpenCV's `setRNGSeed` is called by itself.
+        global_generators: "watch" seeds numpy and `random` only for data with an index that uses them, so that other data is read faster.
+            Draws are the same. The first samples in each worker show what is used. If a later batch is the first to use one, it
+            is read a second time: at most two batches of a worker. "seed" seeds them for each sample, and reads nothing twice.
 
     Raises:
         ValueError: If a setting is out of range, or two contradict each other.
@@ -157,6 +162,7 @@ class LoaderConfig:
     bad_samples: BadSamples = RAISE
     private_generators: PrivatePolicy | None = None
     seeders: Sequence[Callable[[int], object]] = ()
+    global_generators: GlobalPolicy = "watch"
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "seed", "num_workers", "prefetch_factor", "steps"):
@@ -165,9 +171,9 @@ class LoaderConfig:
             if not rule.holds(value := getattr(self, name)):
                 raise ValueError(f"loader: {name} is {value!r}, wanted {rule.wanted}.")
         for name, choices in _CHOICES.items():
-            if (value := getattr(self, name)) is not None:
-                also = "" if name in ("tail", "engine") else ", or None"
-                check_choice("loader", name, value, choices, also)
+            is_optional = name in ("private_generators", "stop")
+            if (value := getattr(self, name)) is not None or not is_optional:
+                check_choice("loader", name, value, choices, ", or None" if is_optional else "")
         if self.drop_last and self.tail not in ("keep", "drop"):
             raise ValueError(f"loader: drop_last=True and tail={self.tail!r} contradict each other. Give one.")
         if self.steps is not None and self.stop is not None:

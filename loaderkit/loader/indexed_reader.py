@@ -37,6 +37,7 @@ def make_reader(dataset: Any, config: LoaderConfig, plan: Plan, size: int, skips
         finished=finished_shards(dataset, plan.order, step) if plan.follows_order else None,
         private_generators=config.private_generators or "seed",
         seeders=config.seeders,
+        global_generators=config.global_generators,
     )
     order, parts = replacements(plan, config, size, skips), plan.parts()
     if parts[0].end is None:  # all batches are made in one way

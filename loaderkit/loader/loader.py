@@ -22,6 +22,7 @@ from loaderkit.loader.trainer_epochs import RepeatingEpochs, TrainerEpochs
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.plan import Plan, Tail
 from loaderkit.seeding.private import PrivatePolicy
+from loaderkit.seeding.watched import GlobalPolicy
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import plain_integer
 from loaderkit.system.html import table
@@ -108,6 +109,7 @@ class Loader(Generic[Batch]):
         bad_samples: BadSamples = RAISE,
         private_generators: PrivatePolicy | None = None,
         seeders: Sequence[Callable[[int], object]] = (),
+        global_generators: GlobalPolicy = "watch",
         **unknown: Never,
     ) -> None:
         given = locals()

@@ -22,6 +22,7 @@ from loaderkit.seeding.draws import Draws, NoSeeds, SampleRngSeeds, draws
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.private import Found, PrivateGenerators, PrivatePolicy
 from loaderkit.seeding.sample_seeds import SampleSeeds
+from loaderkit.seeding.watched import GlobalPolicy, Used, watched_seeds
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.batch_memory import BufferPool, lends
 from loaderkit.system.overrides import own_attribute
@@ -49,6 +50,7 @@ class BatchReader:
         finished: Closes the shards that neither this batch nor the next ones read.
         private_generators: Whether random generators stored in the dataset and `collate_fn` are seeded for each sample.
         seeders: Functions that seed generators which a search cannot find; see `PrivateGenerators`.
+        global_generators: Whether numpy and `random` are seeded from the first sample on, or only for data that uses them.
     """
 
     dataset: Any
@@ -61,12 +63,14 @@ class BatchReader:
     finished: FinishedShards | None = None
     private_generators: PrivatePolicy = "seed"
     seeders: Sequence[Callable[[int], object]] = ()
+    global_generators: GlobalPolicy = "watch"
     private: PrivateGenerators = field(init=False, compare=False, repr=False)
     _whole: bool = field(init=False, default=False)  # whether the dataset reads whole batches
     _columns: bool = field(init=False, default=False)  # whether to read columns instead of samples
     _many: bool = field(init=False, default=False)  # whether the dataset reads several samples at a time
     _drawn: Draws = field(init=False, default=Draws.ANYTHING)  # random numbers that the dataset draws
     _collate_drawn: Draws = field(init=False, default=Draws.ANYTHING)
+    _used: Used = field(init=False, default_factory=Used, compare=False, repr=False)
     _buffers: BufferPool = field(init=False, default_factory=BufferPool, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -120,7 +124,11 @@ class BatchReader:
         words = hash_positions(key.positions[rows], "sample", self.seed, key.epoch)
         if drawn is Draws.SAMPLE_RNG:
             return SampleRngSeeds(words)
-        return SampleSeeds(words, restore=not in_worker_process())
+        restore = not in_worker_process()
+        # What a generator that is left carries from sample to sample, a second read would carry on.
+        if self.global_generators == "watch" and self.private_generators == "seed":
+            return watched_seeds(words, self._used, restore=restore)
+        return SampleSeeds(words, restore=restore)
 
     def _make_whole(self, key: BatchKey) -> object:
         """Make a batch with the dataset's `read_batch`, which returns it collated."""
@@ -136,9 +144,18 @@ class BatchReader:
         return batch if repair is None else repair.report(batch)
 
     def _make_seeded(self, key: BatchKey) -> object:
-        """Make a batch from single samples, under their seeds."""
-        with self._seeds(self._drawn, key) as seeds:
-            return self._make(key, seeds)
+        """Make a batch from samples; make it again if it used a global generator that was not seeded."""
+        while True:
+            seeds = self._seeds(self._drawn, key)
+            try:
+                with seeds:
+                    made = self._make(key, seeds)
+            except Exception:
+                if not seeds.missed:
+                    raise
+            else:
+                if not seeds.missed:
+                    return made
 
     def _make(self, key: BatchKey, seeds: SampleSeeds) -> object:
         samples: Any

@@ -15,6 +15,7 @@ from numpy.random import mtrand
 
 from loaderkit.seeding.generators import generator
 from loaderkit.seeding.keys import GOLDEN
+from loaderkit.seeding.normals import kept_normal
 from loaderkit.system.arrays import UInt64Array
 
 T = TypeVar("T")
@@ -32,6 +33,9 @@ class SeededGenerator(Protocol):
 
     def restore(self, state: Any) -> None:
         """Give it back a state."""
+
+
+_seed_torch = torch.default_generator.manual_seed  # called for each sample
 
 
 class _Current(threading.local):
@@ -55,6 +59,7 @@ class SampleSeeds:
         restore: Whether to restore the caller's generators on leaving. A worker process does not need it.
     """
 
+    missed = False  # whether samples used a generator that was not seeded; known after leaving
     _numpy_bits = np.random.MT19937()
     _lock = threading.RLock()  # held while a thread's samples use the global generators
 
@@ -66,6 +71,7 @@ class SampleSeeds:
         self._rows: Sequence[int] = range(len(self._words))  # rows of the batch that the current part reads
         self._stream = 0  # differs between parts of one sample that must draw independently
         self._private: Sequence[SeededGenerator] = ()
+        self._numpy_seeded = self._random_seeded = True
         self.row: int | None = None  # the current sample; None while many are read at once
 
     def __enter__(self) -> Self:
@@ -77,7 +83,8 @@ class SampleSeeds:
             self._random = random.getstate()
             # Another bit generator is faster than restoring 624 words, and `np.random.seed` needs an MT19937.
             self._bits = mtrand.get_bit_generator()
-            self._numpy = np.random.get_state(legacy=False)
+            self._numpy = np.random.get_state(legacy=False) if self._bits is self._numpy_bits else None
+            self._normal = kept_normal(self._bits)
             mtrand.set_bit_generator(self._numpy_bits)
             self._private_states = [each.state() for each in self._private]
         _current.seeds = self
@@ -91,9 +98,10 @@ class SampleSeeds:
             torch.default_generator.set_state(self._torch)
             random.setstate(self._random)
             mtrand.set_bit_generator(self._bits)
-            # `set_bit_generator` drops the normal deviate that numpy keeps for its next draw.
-            if self._bits is self._numpy_bits or self._numpy["has_gauss"]:
+            if self._numpy is not None:
                 np.random.set_state(self._numpy)
+            elif self._normal is not None:  # `set_bit_generator` drops it
+                np.random.set_state(np.random.get_state(legacy=False) | {"has_gauss": 1, "gauss": self._normal})
             for each, state in zip(self._private, self._private_states, strict=True):
                 each.restore(state)
             SampleSeeds._lock.release()
@@ -157,9 +165,11 @@ class SampleSeeds:
 
     def _seed(self, word: int) -> None:
         self._word, self._rng = word, None
-        torch.default_generator.manual_seed(word)
-        np.random.seed(word & 0xFFFFFFFF)
-        random.seed(word)
+        _seed_torch(word)
+        if self._numpy_seeded:
+            np.random.seed(word & 0xFFFFFFFF)
+        if self._random_seeded:
+            random.seed(word)
         for each in self._private:
             each.seed(word)
 
