@@ -19,7 +19,7 @@ _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.0002, 0.05
 class Rendezvous:
     """Exchanges small values between ranks through a store. Unlike in a collective, a failed rank does not hang the others.
 
-    If no store is given, it takes that of the process group.
+    If no store is given, it uses the store of the process group.
 
     A store may outlive an attempt of a run, and then has keys of ranks that were killed. So the ranks first agree on a prefix
     that no earlier attempt had. Each rank leaves a random token. Rank 0 offers a list of the tokens that it finds, and a new
@@ -81,7 +81,9 @@ class Rendezvous:
     def _exchange(
         self, store: Any, name: str, point: str, world: World, value: str, others: Mapping[str, str]
     ) -> tuple[list[str | None], str]:
-        """Store this rank's value at a point of the run. Return those of all ranks, None where unknown, and who is late.
+        """Store this rank's value at a point of the run. Return the values of all ranks, and a text that lists the late ranks.
+
+        The value of a rank that is late is None.
 
         Values are a function of the point. `others` are this rank's values at other points. If a process has several
         loaders of one name, all ranks must use them in the same order.
@@ -130,7 +132,7 @@ class Rendezvous:
         run = _run_of(meeting, offer)
         if late := [rank for rank in others if not store.check([f"{run}/accepted/{rank}"])]:
             return late
-        # Before the word to start: a later loader of the same name must not find the tokens of this one.
+        # Before `start` is set: a later loader of the same name must not find the tokens of this one.
         for key in (*tokens, *(f"{run}/accepted/{rank}" for rank in others)):
             store.delete_key(key)
         store.set(f"{run}/start", "")
