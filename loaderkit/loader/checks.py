@@ -150,8 +150,8 @@ def check_private(saved: str | None, found: Sequence[Found], policy: PrivatePoli
     """Raise a StateError if the generators that the data keeps were seeded in a saved run and are left now, or the reverse.
 
     Args:
-        saved: The policy of the saved run; None if its data kept no generators, or an earlier loaderkit wrote the state, which
-            left them.
+        saved: The policy of the saved run; None if its data kept no generators, or an earlier loaderkit wrote the
+            state, which left them.
         found: The generators that the data keeps now.
         policy: What happens to them now.
         cursor: The saved position.

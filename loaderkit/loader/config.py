@@ -77,8 +77,8 @@ class LoaderConfig:
             `order`. Rank r of R gets the batches r, r + R, and so on; see `tail` if R does not divide them. In a DataModule it is for
             training alone: evaluation has batches of `batch_size`, by default the sampler's own if it has one.
         plan: A plan that makes the batches, such as `LengthBuckets`, in place of order and batch size.
-        collate_fn: Makes a batch from a list of samples. By default it stacks them, or packs the rows of `data.pack(...)`. It is
-            not seeded if its attribute `draws_nothing` is true.
+        collate_fn: Makes a batch from a list of samples. By default it stacks them, or packs the rows of
+            `data.pack(...)`. It is not seeded if its attribute `draws_nothing` is true.
         num_workers: Worker processes, or threads; 0 reads in this process. "auto" takes this rank's share of the CPUs that
             affinity and control groups allow, less one for the trainer: 1 to 16.
         drop_last: The same as tail="drop".
@@ -90,12 +90,12 @@ class LoaderConfig:
             group. A config keeps them as a World.
         device: The device of the batches; None leaves them on the host.
         pin_memory: Copy batches to page-locked memory; "auto" does so for CUDA only.
-        engine: What makes batches. "inline" is this process, "torch" are torch's worker processes, "ring" are worker processes
-            that write to shared memory (on Linux), "threads" are threads. "auto" takes the ring if there are workers,
-            and torch's where there is no ring. `Loader.describe()` says what it chose and why. Threads read one dataset
-            together, and copy neither it nor its batches: for reads that wait for a store or a service. They share the
-            trainer's random generators and cannot seed them, so dataset and collate function must say what they
-            draw (see `Loader`).
+        engine: What makes batches. "inline" is this process, "torch" are torch's worker processes, "ring" are worker
+            processes that write to shared memory (on Linux), "threads" are threads. "auto" takes the ring if there are
+            workers, and torch's where there is no ring. `Loader.describe()` says what it chose and why. Threads read
+            one dataset together, and copy neither it nor its batches: for reads that wait for a store or a service.
+            They share the trainer's random generators and cannot seed them, so dataset and collate function must say
+            what they draw (see `Loader`).
         prefetch_factor: Batches that each worker makes ahead. By default 2 with torch's workers. With others 8, or as many as
             take 32 MB together, but at least 2.
         persistent_workers: Keep the workers between epochs. Processes then do not see later changes of the dataset. The
@@ -112,11 +112,12 @@ class LoaderConfig:
             group.
         meet_timeout_s: Seconds to wait for other ranks in the store.
         bad_samples: What happens if a sample cannot be read; by default its error is raised.
-        private_generators: What happens to random generators that the dataset, its transforms and the collate function keep as
-            attributes, as in MONAI and albumentations. "seed" seeds them for each sample, and those of the collate function for
-            each batch, so a resume is exact. "leave" does not seed them, for generators whose state must carry over from sample
-            to sample: their draws then depend on the workers, and a resume restarts them. By default those of data with an index
-            and of a StreamDataset are seeded, and those of another IterableDataset are left, since they may decide its order.
+        private_generators: What happens to random generators that the dataset, its transforms and the collate function
+            keep as attributes, as in MONAI and albumentations. "seed" seeds them for each sample, and those of the
+            collate function for each batch, so a resume is exact. "leave" does not seed them, for generators whose
+            state must carry over from sample to sample: their draws then depend on the workers, and a resume restarts
+            them. By default those of data with an index and of a StreamDataset are seeded, and those of another
+            IterableDataset are left, since they may decide its order.
         seeders: Functions that seed the generators of libraries in other languages, as `torch.manual_seed` seeds torch's. Each
             gets 32 bits of a sample's seed. OpenCV's `setRNGSeed` need not be listed.
 

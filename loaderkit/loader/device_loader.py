@@ -131,8 +131,8 @@ class AheadEpoch:
 class _Fetch:
     """Takes the next batch of an epoch that has begun, with its seed and the point after it.
 
-    It does not refer to the `AheadEpoch`. In a reference cycle, the workers of an iterator that the user drops would run until
-    the garbage collector finds it.
+    It does not refer to the `AheadEpoch`. In a reference cycle, the workers of an iterator that the user drops would
+    run until the garbage collector finds it.
     """
 
     def __init__(self, epoch: Epoch) -> None:

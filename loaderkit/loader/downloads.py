@@ -33,8 +33,8 @@ class Downloads:
         bytes_per_s: The mean rate of about the last 10 s, or since the previous look if that is longer ago.
         opened: How often a shard was opened to read it, if there is a cache.
         hits: How often the cache had the whole shard then.
-        shards_ahead: Shards in the cache that come after those of the next batch, up to the first one that is not in the cache.
-            None without a cache, and for data whose order is not known ahead.
+        shards_ahead: Shards in the cache that come after those of the next batch, up to the first one that is not in
+            the cache. None without a cache, and for data whose order is not known ahead.
 
     Examples:
         >>> found = lk.Downloads(size_bytes=12_000_000, bytes_per_s=4e6, opened=10, hits=7, shards_ahead=2)

@@ -1,4 +1,4 @@
-"""The plan of a run over data with an index: made from the Loader's settings, for its ranks, without skipped samples."""
+"""The plan of a run over data with an index: made from the Loader's settings, for its ranks, without what it skips."""
 
 import functools
 from collections.abc import Iterator, Sequence, Sized
@@ -149,7 +149,7 @@ class IndexedPlan:
         return make_plan(self._dataset, self._config, self.size, block)
 
     def use(self, plan: Plan) -> None:
-        """Follow another plan for the same data. Workers are made again, because they replace bad samples by its order."""
+        """Follow another plan for the same data. Workers are made again: the plan's order gives their replacements."""
         if plan is not self._plan:
             self._plan = plan
             self.version += 1

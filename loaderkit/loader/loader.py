@@ -34,17 +34,17 @@ Batch = TypeVar("Batch", covariant=True, default=Any)
 class Loader(Generic[Batch]):
     """Yields batches over ranks and workers, and resumes anywhere.
 
-    Its data is a dataset or a stream.
-    It takes the arguments of `torch.utils.data.DataLoader`, and more. Each `iter()` is one epoch. It starts at the position that
-    `load_state_dict`, `seek` or `set_epoch` chose; otherwise it is the next epoch. The order of samples and their
-    random numbers depend on the seed and the epoch alone, not on the workers or on `torch.manual_seed` (see `lk.torch_seed`).
+    Its data is a dataset or a stream. It takes the arguments of `torch.utils.data.DataLoader`, and more. Each `iter()`
+    is one epoch. It starts at the position that `load_state_dict`, `seek` or `set_epoch` chose; otherwise it is the
+    next epoch. The order of samples and their random numbers depend on the seed and the epoch alone, not on the workers
+    or on `torch.manual_seed` (see `lk.torch_seed`).
 
     | setting | meaning (`LoaderConfig` documents all of them) |
     |---|---|
     | `batch_size` | samples in a batch of one rank; None yields single samples |
     | `shuffle`, `seed` | a new order in each epoch, the same on every rank |
     | `num_workers` | processes that read; "auto" counts the CPUs |
-    | `collate_fn` | makes a batch from a list of samples; the default stacks them, or packs the rows of `data.pack(...)` |
+    | `collate_fn` | makes a batch from a list of samples; the default stacks them, or packs rows of `data.pack(...)` |
     | `tail` | "keep", "drop" or "pad" the samples that do not fill a step of all ranks |
     | `order` | a sampler, or an order such as `Weighted`, in place of `shuffle` |
     | `plan`, `batch_sampler` | batches by length, such as `LengthBuckets`, or lists of indices, in place of `batch_size` |
@@ -54,10 +54,10 @@ class Loader(Generic[Batch]):
     last batch that the original yielded. `StreamDataset` describes what differs for streams.
 
     Args:
-        dataset: A dataset with `__len__` and `__getitem__` (or `__getitems__`, which reads a batch at once), a StreamDataset,
-            or another IterableDataset. If its attribute `draws_nothing` is true, the Loader seeds no generator for its samples.
-            If `draws_only_sample_rng` is true, it seeds only `lk.sample_rng()`. A dataset may change its length between
-            epochs only.
+        dataset: A dataset with `__len__` and `__getitem__` (or `__getitems__`, which reads a batch at once), a
+            StreamDataset, or another IterableDataset. If its attribute `draws_nothing` is true, the Loader seeds no
+            generator for its samples. If `draws_only_sample_rng` is true, it seeds only `lk.sample_rng()`. A dataset
+            may change its length between epochs only.
 
     Raises:
         TypeError: If the data is neither indexed nor a stream, or an argument is not a setting.
@@ -217,8 +217,8 @@ class Loader(Generic[Batch]):
     def downloads(self) -> Downloads | None:
         """What this rank has downloaded from remote shards since the data was made; None if nothing. Read it at any time.
 
-        The Storage counts its downloads, so loaders whose data shares a Storage report the same numbers. A stream's downloads
-        are counted if its reader has `storage=`. Downloads by worker processes are counted on Linux only.
+        The Storage counts its downloads, so loaders whose data shares a Storage report the same numbers. A stream's
+        downloads are counted if its reader has `storage=`. Downloads by worker processes are counted on Linux only.
         """
         return self.position.downloads()
 
@@ -386,7 +386,7 @@ class Loader(Generic[Batch]):
 
 
 class LoaderView(Loader[Batch]):
-    """A Loader that wraps another one. Both share one position; subclasses change how batches are yielded.
+    """Wraps another Loader and shares its position; the base of DeviceLoader.
 
     Args:
         loader: The Loader that is read.

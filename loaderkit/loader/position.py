@@ -104,8 +104,8 @@ class PassLog(Protocol[P]):
             now: The point.
 
         Returns:
-            The points, and whether they continue from the mark. They do not if something has moved the position to another
-            place inside an epoch: the points are then those after that move.
+            The points, and whether they continue from the mark. They do not if something has moved the position to
+            another place inside an epoch: the points are then those after that move.
         """
 
 

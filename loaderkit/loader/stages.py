@@ -113,7 +113,7 @@ class Stages(Plan):
         return self.order.ends
 
     def parts(self) -> list[PlanPart]:
-        """Return the order, the end and the collate function of each stage. Positions count from the schedule's start."""
+        """Return the order, end and collate function of each stage. Positions count from the schedule's start."""
         spans = pairwise([0, *self.ends])
         return [
             PlanPart(StageOrder(self.order, start, end), end, stage.collate_fn)
@@ -264,7 +264,8 @@ class Stages(Plan):
     def _steps_after(self, position: int, *, counts: bool = False) -> int:
         """Return the number of steps from a position to the schedule's end.
 
-        Raise a ValueError if a stage's samples are too few to share among the ranks; with `counts`, count a step for them.
+        Raise a ValueError if a stage's samples are too few to share among the ranks; with `counts`, count a step for
+        them.
         """
         steps = 0
         for part, end in zip(self._stage_plans(), self.ends, strict=True):
@@ -275,7 +276,10 @@ class Stages(Plan):
         return steps
 
     def _steps(self, part: BatchPlan, end: int, position: int) -> int:
-        """Return the number of steps from a position to the stage's end; raise a ValueError if ranks would get nothing."""
+        """Return the number of steps from a position to the stage's end.
+
+        Raise a ValueError if some ranks would get no sample.
+        """
         left, ranks = end - position, self.world.size
         if self.tail == "keep" and left < ranks:
             raise ValueError(

@@ -64,7 +64,8 @@ class Content(NamedTuple):
     """What a file of steps holds.
 
     Attributes:
-        sections: The sections that have steps. If steps were repeated after a resume, only the last record of each counts.
+        sections: The sections that have steps. If steps were repeated after a resume, only the last record of each
+            counts.
         end: The offset in bytes after the last whole record.
     """
 

@@ -158,8 +158,8 @@ class StepLog:
     def stretches(self, loader: Loader, first: int, last: int) -> tuple[tuple[int, int, int], ...]:
         """Return what steps `first` to `last` read, as (epoch, start, stop).
 
-        Each is a range of positions in the epoch's order; `stop` is not included. Ranges that touch are joined. The errors are
-        those of `locate`.
+        Each is a range of positions in the epoch's order; `stop` is not included. Ranges that touch are joined. The
+        errors are those of `locate`.
 
         Examples:
             >>> import tempfile
@@ -203,7 +203,7 @@ class StepLog:
                 made = section, loader_then(loader, section.settings, rank)
             then = made[1]
             start = then.cursor
-            # Inside a window of a plan by length, a cursor needs the plan's own values (`Cursor.plan`), which a record lacks.
+            # Inside a window of a plan by length, a cursor needs the plan's own values (`Cursor.plan`), not in the log.
             base = start if record.epoch == start.epoch else Cursor(epoch=record.epoch)
             ahead = record.batches - base.batches
             cursor = then.position.cursor_at((base, ahead)) if ahead >= 0 else Cursor()

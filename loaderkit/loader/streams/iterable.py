@@ -1,9 +1,9 @@
 """The lanes of an ordinary IterableDataset: one for each worker, which can be read only from its start.
 
-The dataset must split itself over ranks and workers, as in a `torch.utils.data.DataLoader`, and must give the same samples
-when a pass is read again. A run then resumes exactly on the same number of ranks and workers: the workers read again what
-was read before, without collating. If the dataset has an exact `state_dict()` and `load_state_dict()`, the run resumes
-from that state instead. The loader's state holds it as JSON, checked only by the checksum.
+The dataset must split itself over ranks and workers, as in a `torch.utils.data.DataLoader`, and must give the same
+samples when a pass is read again. A run then resumes exactly on the same number of ranks and workers: the workers read
+again what was read before, without collating. If the dataset has an exact `state_dict()` and `load_state_dict()`, the
+run resumes from that state instead. The loader's state holds it as JSON, checked only by the checksum.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ class WorkerLanes:
         }
 
     def place(self, cycle: int = 0, samples: int = 0, state: str | None = None) -> WorkerPlace:
-        """Return a place. At the start it has the dataset's first state, since another reader may have moved the dataset."""
+        """Return a place. At the start it has the dataset's first state: another loader may have moved the dataset."""
         return WorkerPlace(cycle, samples, self._first if state is None and not samples else state)
 
     def flaw(self, lane: int, place: Sequence[Any]) -> str | None:
@@ -300,7 +300,8 @@ class _WorkerReader:
 def _set_epoch(dataset: object, epoch: int) -> None:
     """Call a dataset's `set_epoch`, if it has one.
 
-    A child process first copies the numbers in shared memory that this call changes, so it does not change other processes'.
+    A child process first copies the numbers in shared memory that this call changes, so it does not change other
+    processes'.
     """
     found = getattr(dataset, "set_epoch", None)
     set_epoch: Callable[[int], object] = found if callable(found) else lambda _: None

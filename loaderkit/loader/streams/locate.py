@@ -27,14 +27,14 @@ def locate_in_stream(
 ) -> Iterator[StreamBatch]:
     """Yield each rank's batch of a step: its lane, and where in a shard it begins.
 
-    The answer holds if no lane ends between the state and the step. How many samples a shard has, and which ones a filter drops,
-    is not known before they are read.
+    The answer holds if no lane ends between the state and the step. How many samples a shard has, and which ones a
+    filter drops, is not known before they are read.
 
     Args:
         stream: The stream that the state belongs to.
         state: A Loader's state.
         step: The batch of each rank in the epoch, from 0; at or after the state.
-        batch_size: Of each rank.
+        batch_size: The batch size of each rank.
 
     Raises:
         ValueError: If the step is before the state.

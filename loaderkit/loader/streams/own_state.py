@@ -11,7 +11,8 @@ import torch
 def encode(value: object) -> str:
     """Return a state as JSON.
 
-    It may contain None, booleans, numbers, strings, bytes, lists, tuples, dicts, tensors on the CPU and numpy arrays of numbers.
+    It may contain None, booleans, numbers, strings, bytes, lists, tuples, dicts, tensors on the CPU and numpy arrays of
+    numbers.
 
     Raises:
         TypeError: If it contains anything else.

@@ -48,9 +48,9 @@ _NO_INDEX = {  # why a stream cannot do what it is asked
 class StreamPosition(Position[RankCursor]):
     """Where each lane of this rank is. A lane is a part of the stream that one worker reads in sequence.
 
-    Rank r of R reads the lanes r, r + R, ..., which take turns to give a batch. A point is a `RankCursor`. When a state is
-    made, the ranks exchange where their lanes are. The lanes of a StreamDataset are lists of shards; another IterableDataset
-    has a lane for each worker.
+    Rank r of R reads the lanes r, r + R, ..., which take turns to give a batch. A point is a `RankCursor`. When a state
+    is made, the ranks exchange where their lanes are. The lanes of a StreamDataset are lists of shards; another
+    IterableDataset has a lane for each worker.
     """
 
     def __init__(self, dataset: Any, config: LoaderConfig) -> None:

@@ -81,7 +81,7 @@ class Rendezvous:
     def _exchange(
         self, store: Any, name: str, point: str, world: World, value: str, others: Mapping[str, str]
     ) -> tuple[list[str | None], str]:
-        """Store this rank's value at a point of the run. Return the values of all ranks, and a text that lists the late ranks.
+        """Store this rank's value at a point of the run. Return the values of all ranks, and the late ranks as a text.
 
         The value of a rank that is late is None.
 
