@@ -22,16 +22,16 @@ S = TypeVar("S")
 
 
 class SeededGenerator(Protocol):
-    """A random generator that takes its state from a sample's seed."""
+    """Seeds one random generator, or several together, from a sample's seed."""
 
     def seed(self, word: int) -> None:
-        """Give it the state that belongs to a 64-bit seed."""
+        """Set the generator's state to the one that a 64-bit seed decides."""
 
     def state(self) -> object:
-        """Return its state; pickled, it equals another one of the same state."""
+        """Return the generator's present state. Equal states must be equal when they are pickled."""
 
     def restore(self, state: Any) -> None:
-        """Give it back a state."""
+        """Set the generator's state to one that `state` has returned."""
 
 
 class _Current(threading.local):
@@ -45,14 +45,15 @@ _current = _Current()
 class SampleSeeds:
     """A context in which `enter(row)` seeds torch, numpy and `random` for one sample of a batch.
 
-    It also seeds the private generators of the data, as far as `using_private` names them. numpy's global generator gets 32 bits of the seed, the other generators and `sample_rng()` get 64.
+    It also seeds the data's private generators that `using_private` names. numpy's global generator gets 32 bits of the
+    seed, the others and `sample_rng()` get 64.
 
     The global generators belong to the process. With `restore`, another thread that enters such a context waits until
     this one leaves.
 
     Args:
         words: One 64-bit seed for each sample of the batch (N,).
-        restore: Whether to restore the caller's generators on leaving. A worker process does not need it.
+        restore: Whether to restore the states of the generators on leaving. A worker process does not need that.
     """
 
     _numpy_bits = np.random.MT19937()
@@ -109,7 +110,7 @@ class SampleSeeds:
         self._seed(self._words[0] ^ GOLDEN)
 
     def continue_from(self, other: "SampleSeeds") -> None:
-        """Enter the only sample of the batch, with the seed and the `sample_rng()` that `other` has reached in it."""
+        """Enter the only sample of the batch, with the seed and the `sample_rng()` that `other` now has for it."""
         self.enter(0)
         if other._word:
             self._seed(other._word)
@@ -120,7 +121,7 @@ class SampleSeeds:
         return torch.default_generator.get_state(), np.random.get_state(), random.getstate()
 
     def resume(self, reached: tuple[Any, ...]) -> None:
-        """Let the generators continue where they were at `pause`."""
+        """Set the generators to the states that `pause` returned."""
         torch_state, numpy_state, random_state = reached
         torch.default_generator.set_state(torch_state)
         np.random.set_state(numpy_state)
@@ -128,9 +129,10 @@ class SampleSeeds:
 
     @contextmanager
     def part(self, number: int | None, rows: Sequence[int] | None = None) -> Iterator[None]:
-        """Seed a numbered part of each sample independently of its other parts; None keeps the sample's own seed.
+        """Return a context that seeds a numbered part of each sample independently of the sample's other parts.
 
-        `enter` then counts these rows of the batch; all by default.
+        With the number None, it keeps the sample's own seed. Inside, `enter(i)` enters row `rows[i]` of the batch; by
+        default row i.
         """
         outer = self._rows, self._stream
         if rows is not None:
@@ -149,7 +151,7 @@ class SampleSeeds:
         return self._rng
 
     def has_drawn(self) -> bool:
-        """Return whether anything was drawn since the current sample was entered, and seed the generators for it again."""
+        """Return whether anything was drawn since the current sample was entered. Seed the generators for it again."""
         drawn = self._rng is not None
         before = self._states()
         self._seed(self._word)
@@ -170,7 +172,7 @@ class SampleSeeds:
 
 @contextmanager
 def using_private(generators: Sequence[SeededGenerator]) -> Iterator[None]:
-    """Let the seeds of samples that are entered inside seed these generators too."""
+    """Return a context in which the seed of each sample that is entered also seeds these generators."""
     outer, _current.private = _current.private, generators
     try:
         yield
@@ -237,10 +239,10 @@ def per_sample(function: Callable[[S], T], samples: Iterable[S]) -> list[T]:
 def part_of_batch(number: int, rows: Sequence[int] | None = None) -> Iterator[None]:
     """Read a part of the batch; inside, `per_sample` draws independently of other parts.
 
-    A dataset whose `__getitems__` asks other datasets needs it.
+    A dataset needs this if its `__getitems__` reads from other datasets.
 
     Args:
-        number: Identifies the part of a sample.
+        number: The part's number: each part of a sample has another one.
         rows: The rows of the call that are read inside; all by default.
     """
     seeds = _current.seeds
@@ -257,8 +259,8 @@ def seeds_apart(seeds: SampleSeeds, rows: Sequence[int] | None = None) -> Iterat
 
     Args:
         seeds: The seeds to use inside.
-        rows: The batch rows of these samples, counted in the current `part`; an error then names its row. None if all
-            belong to the current sample.
+        rows: The batch rows of these samples, counted in the current `part`, so that an error names the right row. None
+            if all samples belong to the current one.
     """
     outer = _current.seeds
     try:
