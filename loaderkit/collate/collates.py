@@ -24,9 +24,10 @@ class PadCollate(Generic[Batch]):
     """Pad some fields and stack the others.
 
     A call takes B samples. Dict samples make a dict, with `<field>_lengths` and `<field>_mask` after a field if its
-    rule asks for them. Tuples make a tuple, with these appended in the order of the fields. Samples that are
-    sequences make the padded tensor (B, T, *F), or a tuple that begins with it. `unsorted_indices` comes last.
-    `PadCollate[dict[str, Tensor]](...)` tells a type checker the type of the batches, also of a Loader that uses it.
+    rule asks for them. Tuples make a tuple, with the lengths and masks appended in the order of the fields. Samples
+    that are sequences make the padded tensor (B, T, *F), or a tuple of it with lengths and mask. `unsorted_indices`
+    comes last. `PadCollate[dict[str, Tensor]](...)` tells a type checker the type of the batches, also of a Loader that
+    uses it.
 
     Args:
         fields: A `Pad` for each field to pad, by its key (dicts), position (tuples), name (namedtuples), or path such as
@@ -48,7 +49,7 @@ class PadCollate(Generic[Batch]):
         {'tokens': ((2, 2), torch.int64), 'tokens_mask': ((2, 2), torch.bool), 'label': ((2,), torch.int64)}
     """
 
-    takes_rows: ClassVar[bool] = False  # rows of several samples each, as a PackPlan makes them
+    takes_rows: ClassVar[bool] = False  # it does not take rows of several samples each, as a PackPlan makes them
     draws_nothing: ClassVar[bool] = True
 
     fields: Rules | Pad = field(default_factory=Pad)
@@ -103,7 +104,7 @@ class RaggedCollate(Generic[Batch]):
         ([1, 2, 3], [0, 2, 3])
     """
 
-    takes_rows: ClassVar[bool] = False  # rows of several samples each, as a PackPlan makes them
+    takes_rows: ClassVar[bool] = False  # it does not take rows of several samples each, as a PackPlan makes them
     draws_nothing: ClassVar[bool] = True
 
     fields: Sequence[str | int] | None = None

@@ -121,7 +121,7 @@ class Batches:
     The error that torch raises and its traceback form a cycle that holds the workers. The garbage collector would wait
     5 s for each of them. So the traceback is dropped; the error's message has the worker's traceback.
 
-    A forked process cannot read them: it would take batches from its parent.
+    A forked process cannot read the batches: it would take them from its parent.
 
     Args:
         batches: The iterator of torch's DataLoader.

@@ -153,7 +153,7 @@ def check_private(saved: str | None, found: Sequence[Found], policy: PrivatePoli
         saved: The policy of the saved run; None if its data kept no generators, or an earlier loaderkit wrote the
             state, which left them.
         found: The generators that the data keeps now.
-        policy: What happens to them now.
+        policy: The policy of this loader.
         cursor: The saved position.
     """
     if found and (saved or "leave") != policy and cursor != Cursor():

@@ -96,8 +96,8 @@ class LoaderConfig:
             one dataset together, and copy neither it nor its batches: for reads that wait for a store or a service.
             They share the trainer's random generators and cannot seed them, so dataset and collate function must say
             what they draw (see `Loader`).
-        prefetch_factor: Batches that each worker makes ahead. By default 2 with torch's workers. With others 8, or as many as
-            take 32 MB together, but at least 2.
+        prefetch_factor: Batches that each worker makes ahead. By default 2 with torch's workers. With the ring and with
+            threads 8; fewer if all of them would take more than 32 MB together, but at least 2.
         persistent_workers: Keep the workers between epochs. Processes then do not see later changes of the dataset. The
             workers of a stream always start again.
         multiprocessing_context: "fork", "forkserver" or "spawn".

@@ -18,9 +18,9 @@ from loaderkit.seeding.keys import derive_seed
 class DeviceLoader(LoaderView[Any]):
     """Yields batches on a device, copied there while the model computes.
 
-    On CUDA it copies and transforms the next batches on a side stream. A batch is then ready when it is asked for, and the
-    host does not wait. On other devices it copies a batch when it is asked for. The tensors belong to the stream that is current
-    then; keep them as long as you like.
+    On CUDA it copies and transforms the next batches on a side stream. A batch is then ready when it is asked for, and
+    the host does not wait. On other devices it copies a batch when it is asked for. The tensors belong to the CUDA
+    stream that is current when the batch is asked for; keep them as long as you like.
 
     Its length, cursor and state are those after the last batch that it yielded, however far it has read ahead. `loader`
     reports the same.

@@ -26,7 +26,7 @@ _ONE, _MANY = ("storage", "read", "dataset"), ("datasets", "streams")  # attribu
 class Downloads:
     """What one rank has downloaded, and how far its cache is ahead.
 
-    It counts remote shards, and what the rank's workers download.
+    It counts remote shards only, and includes what the rank's workers download.
 
     Args:
         size_bytes: Bytes downloaded so far.
@@ -65,7 +65,7 @@ class Downloads:
 
 
 def _size(count: float, digits: int) -> str:
-    """Return a number of bytes in MB, and in KB if there is less than one."""
+    """Return a number of bytes as a text in MB, or in KB below 1 MB."""
     return f"{count / 1e6:,.{digits}f} MB" if count >= 1e6 or not count else f"{count / 1e3:,.{digits}f} KB"
 
 

@@ -60,7 +60,7 @@ class IndexedPlan:
 
     @property
     def whole(self) -> Plan:
-        """The plan of the whole order, for the ranks that there are now."""
+        """The plan of the whole order, for the present ranks."""
         world = self._crew.world
         if self._plan.world != world:
             self._plan = self._plan.with_world(world)

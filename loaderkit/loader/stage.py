@@ -114,12 +114,12 @@ class Stage:
 
 
 class StageRow(NamedTuple):
-    """What a stage reads of a source.
+    """What a stage reads from a source.
 
     Attributes:
         stage: Number of the stage.
         source: Name of the source.
-        samples: Samples that the stage reads of it.
+        samples: Samples that the stage reads from the source.
         tokens: Tokens in these samples, from the stride of a TokenDataset or the mean of `lengths()`; None if unknown.
         first_pass: Passes over the source before the stage; 2.5 is half of the third pass.
         last_pass: The same after the stage.

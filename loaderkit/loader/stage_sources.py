@@ -18,7 +18,7 @@ from loaderkit.system.digests import shortened
 from loaderkit.system.overrides import is_map_style, own_attribute
 from loaderkit.system.suggest import did_you_mean
 
-Source = Any  # a dataset, or its size for a plan on paper
+Source = Any  # a dataset, or its size, to plan without data
 
 
 class StageSources:
@@ -28,7 +28,7 @@ class StageSources:
 
     Args:
         sources: The datasets by name, or their sizes.
-        orders: An order for some of them.
+        orders: An order for some of the sources.
         seed: The seed of the other sources' shuffles.
 
     Attributes:

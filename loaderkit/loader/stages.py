@@ -129,7 +129,7 @@ class Stages(Plan):
         return _start(cursor) + cursor.samples
 
     def plan(self) -> "StagesPlan":
-        """Return what each stage reads of each source; `str()` gives a few lines of text. It reads no data."""
+        """Return what each stage reads from each source; `str()` gives a few lines of text. It reads no data."""
         rows = []
         before = self.order.counts(0)
         for number, (stage, end) in enumerate(zip(self.stages, self.ends, strict=True)):

@@ -123,8 +123,8 @@ class StepLog:
     def settings(self, step: int) -> dict[str, Any]:
         """Return what a step was trained with.
 
-        These are `ranks`, `batch_size` of each, `tail`, and `start`: the loader's state before the first step with these
-        settings, None for a stream. The errors are those of `find`.
+        These are `ranks`, the `batch_size` of each rank, `tail`, and `start`: the loader's state before the first step
+        with these settings, None for a stream. The errors are those of `find`.
         """
         return dict(self._find(step)[0][0].settings)
 
@@ -151,7 +151,7 @@ class StepLog:
     def replay(self, loader: Loader, step: int, *, rank: int = 0) -> list[Any]:
         """Make the batches of a step again, bit for bit, as a rank got them; the loader does not move.
 
-        They are on the loader's device, if it has one. The arguments and errors are those of `locate`.
+        The batches are on the loader's device, if it has one. The arguments and errors are those of `locate`.
         """
         return [then.replay(cursor) for then, cursor in self._places(loader, step, rank)]
 

@@ -92,7 +92,7 @@ class Saved(NamedTuple):
 
     Attributes:
         cursor: The position.
-        identity: The data and order that it belongs to.
+        identity: The data and order that the position belongs to.
         step: Size of a full step of all ranks, in samples (see `Plan.step`).
         bad: Bad samples of the epoch so far.
         judged: Number of the epoch's samples among which the bad ones were found.
@@ -151,7 +151,7 @@ def check_resume(
 
     Args:
         cursor: The saved position.
-        saved: The data and order that it belongs to.
+        saved: The data and order that the position belongs to.
         found: The data and order of this loader, in the cursor's epoch.
         size: Samples of the cursor's epoch.
         explain: Returns what the error adds about two datasets that differ.

@@ -22,8 +22,8 @@ class Mixture(Order):
     is used up starts its next pass. An epoch continues each source where the previous epoch left it.
 
     Args:
-        sources: The datasets, or their sizes, or an Order for each that reads a whole dataset. Datasets and sizes are
-            shuffled; a dataset with shards by a ShardOrder.
+        sources: The datasets, or their sizes, or Orders that each read a whole dataset. Datasets and sizes are
+            shuffled, datasets with shards by a ShardOrder.
         weights: One for each source, above 0; they need not sum to 1 (S,).
         seed: The seed of the shuffle of sources that are not given as orders.
         size: Positions in an epoch; by default the sum of the sources' sizes.

@@ -42,7 +42,7 @@ class Sources:
 
 
 def shuffled_source(source: Order | int | Sized, seed: int) -> Order:
-    """Return an order as it is; for a dataset or its size a shuffle, by shards if the dataset has them."""
+    """Return an order as it is. For a dataset or its size, return a shuffle: by shards if the dataset has them."""
     if isinstance(source, Order):
         return source
     if isinstance(source, Sized):

@@ -105,7 +105,7 @@ class PrivateGenerators:
     _replaced: set[str] = field(default_factory=set, init=False)  # paths whose generator is another one after each call
 
     def find(self) -> list[Found]:
-        """Return the generators that are there now."""
+        """Return the data's generators, as found at the last look."""
         if self._found is None:
             self._found = private_generators(**self.data)
         return self._found
@@ -119,7 +119,7 @@ class PrivateGenerators:
         return self._look_again(make, made) if self._is_time_to_look() else made
 
     def use_once(self, make: Callable[[], T]) -> T:
-        """Return what `make` returns, as `use` does, if it cannot be called again."""
+        """Do as `use` does for a `make` that cannot be called again: if it has made a generator, warn."""
         made = self._seeding(make)
         if self._is_time_to_look() and (new := self._look()):
             self._replaced |= new

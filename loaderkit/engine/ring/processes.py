@@ -177,7 +177,7 @@ class Workers:
             yield answers
 
     def check_files(self) -> None:
-        """Raise an OSError if too few files may be opened: on a later error, multiprocessing would leak some of them."""
+        """Raise an OSError if too few files may be opened. On a later error, multiprocessing leaks some."""
         opened: list[int] = []
         try:
             for _ in range(self._files):

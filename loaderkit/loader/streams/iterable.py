@@ -36,7 +36,7 @@ _END = object()
 
 
 class WorkerPlace(NamedTuple):
-    """Where a worker is in what it reads of the dataset."""
+    """How far a worker has read its part of the dataset."""
 
     cycle: int = 0  # how often it has read to the end
     samples: int = 0  # read since then

@@ -79,7 +79,7 @@ class Lanes(Protocol):
         """Return a warning if there are more workers than these lanes can keep busy."""
 
     def private(self) -> PrivateGenerators:
-        """Return what seeds the random generators that the data keeps, as far as they do not decide its order."""
+        """Return what seeds the random generators that the data keeps, except those that decide the data's order."""
 
     def left(self) -> list[Found]:
         """Return the generators that are not seeded although they may decide what a sample is."""

@@ -278,7 +278,7 @@ class StreamPosition(Position[RankCursor]):
         return over
 
     def _count_bad(self, report: Reported | None, reader: RankReader) -> None:
-        """Count the bad samples of a batch, and those since the last one that are in no batch."""
+        """Count the bad samples of a batch, and those since the batch before that belong to no batch."""
         reports = [*reader.take_reports(), *([] if report is None else [report])]
         if not reports:
             return

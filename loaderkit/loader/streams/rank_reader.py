@@ -58,7 +58,7 @@ class RankReader:
 
     def is_at(self, turn: int, places: Sequence[LanePlace]) -> bool:
         """Say whether the reader continues from these places."""
-        in_cycle = self.cycle == min(place.cycle for place in places)  # else it has yet to leave an empty cycle
+        in_cycle = self.cycle == min(place.cycle for place in places)  # if not, it must first leave an empty cycle
         return in_cycle and self.turn == turn and self.places == list(places)
 
     def take_reports(self) -> list[Reported]:

@@ -34,8 +34,8 @@ class LengthBuckets(WindowPlan):
         shuffle: Whether samples and steps come in a new order each epoch.
         seed: The seed of the shuffle.
         order: Another order of the samples, instead of `shuffle`.
-        tail: What happens to an epoch's last samples, as for a Loader. "drop" leaves out random samples of the last
-            window, "pad" repeats some.
+        tail: What happens to an epoch's last samples, as for a Loader. "drop" leaves out the order's last samples,
+            "pad" repeats the first samples of the last window.
         balance: What a sample costs by its length: `lk.AttentionCost(hidden_size=...)`, or a function from lengths (N,) to
             costs (N,). Then the batches of one step cost about the same on all ranks, and so do the ranks' sums over the steps of
             a gradient accumulation.
