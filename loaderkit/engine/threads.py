@@ -49,9 +49,9 @@ def check_threads(reader: BatchReader) -> None:
 class ThreadsEngine:
     """Makes batches in threads, which share the dataset.
 
-    The dataset is not copied, and batches are not sent between processes. Only one thread runs Python at a time, so
-    threads help if reads wait or release the GIL, as image decoders do. Batches come in the order of their keys,
-    whichever thread makes them. The arguments are named as those of torch's DataLoader.
+    The dataset is not copied, and batches are not sent between processes. With the GIL, one thread runs Python at a
+    time, so threads help if reads wait or release the GIL, as image decoders do. Batches come in the order of their
+    keys, whichever thread makes them. The arguments are named as those of torch's DataLoader.
 
     Raises:
         ValueError: If the data may draw from the global generators.

@@ -30,7 +30,7 @@ class Downloads:
 
     Args:
         size_bytes: Bytes downloaded so far.
-        bytes_per_s: The mean rate of about the last 10 s, or since the previous look if that is longer ago.
+        bytes_per_s: The mean rate of about the last 10 s, or since the previous call if that is longer ago.
         opened: How often a shard was opened to read it, if there is a cache.
         hits: How often the cache had the whole shard then.
         shards_ahead: Shards in the cache that come after those of the next batch, up to the first one that is not in

@@ -132,9 +132,10 @@ class IndexedPlan:
         return Identity(dataset=dataset, order=order, seed=self._config.seed, block=block_of(plan))
 
     def judged(self, point: Point, bad: BadSampleCount) -> tuple[Cursor, float]:
-        """Return a point as a cursor, and how many samples a rate of bad samples is over, the next step included.
+        """Return a point as a cursor, and the number of samples that the count of bad samples is divided by for a rate.
 
-        It is at least `JUDGED_FROM`, or the size of the dataset or epoch if both are smaller.
+        The number includes the next step. It is at least `JUDGED_FROM`, or the size of the dataset or epoch if both are
+        smaller.
         """
         cursor = self.cursor_at(point)
         seen = bad.judged(cursor.epoch, cursor.samples + self.kept.step, self._crew.world.size)
@@ -155,7 +156,7 @@ class IndexedPlan:
             self.version += 1
 
     def resize(self, size: int) -> None:
-        """Follow a dataset whose length has changed; workers hold the old one."""
+        """Make the plan again for a dataset whose length has changed. Workers are made again too."""
         self.size = size
         self.use(make_plan(self._dataset, self._config, size))
 

@@ -162,7 +162,7 @@ class Position(ABC, Generic[P]):
         """
 
     def check_end(self) -> None:
-        """Raise a RuntimeError if the batches ended before the epoch."""
+        """Raise a RuntimeError if the batches have ended before the epoch's end."""
 
     def why_over(self) -> str | None:
         """Say why no later epoch will have a batch either; None if one may have."""
@@ -274,7 +274,7 @@ class Position(ABC, Generic[P]):
     @property
     @abstractmethod
     def step(self) -> int | None:
-        """Samples in a full step of all ranks, the unit of `cursor.batches`; None for streams, which have no such unit."""
+        """Samples in a full step of all ranks (see `Plan.step`); None for streams, whose steps have no fixed size."""
 
     @abstractmethod
     def indexed(self, asked: str) -> "ByIndex":

@@ -182,7 +182,7 @@ def _of_arrays(kind: str, arrays: Sequence[Tensor | Array]) -> str | None:
 
 
 def _of_entries(values: Any) -> str | None:
-    """Return a digest of entries spread over a list; None if one is not a plain value, because readers could change it."""
+    """Return a digest of entries spread over a list; None if one is not a plain value, which a reader could change."""
     texts = [_of_entry(values[row]) for row in spread_rows(len(values), _ENTRIES).tolist()]
     return None if None in texts else f"list {digest(*map(str, texts))}"
 

@@ -75,10 +75,10 @@ class Order(ABC):
         return self.at(epoch, np.arange(start, stop, dtype=np.int64))
 
     def share(self, epoch: int, starts: Int64Array, step: int, low: int, high: int) -> Int64Array:
-        """Return a rank's positions (S, high - low) in steps that begin at `starts` (S,) and have `step` positions each.
+        """Return the positions (S, high - low) of one rank: those from `low` to `high` of each step.
 
-        The ranks take the stretches [low, high) of each step, one after another. An order may sort a step's positions
-        first, always in the same way, so that a rank keeps to its own part of the data.
+        The steps begin at `starts` (S,) and have `step` positions each. An order may sort a step's positions first,
+        always in the same way, so that a rank keeps to its own part of the data.
         """
         return starts[:, None] + np.arange(low, high, dtype=np.int64)
 

@@ -36,7 +36,7 @@ class BatchKey:
 
 @dataclass(frozen=True, slots=True)
 class PlanPart:
-    """A part of the positions whose batches are made in one way.
+    """A range of positions whose batches are made from one order, by one collate function.
 
     Attributes:
         order: The order of the samples, by positions of the whole plan; None if the plan has none.

@@ -190,9 +190,8 @@ os.register_at_fork(after_in_child=_new_lock)  # the thread that holds the lock 
 def sample_rng() -> np.random.Generator:
     """Return the current sample's own numpy Generator.
 
-    For a dataset, transform or collate.
-    Its draws depend on the loader's seed, the epoch and the sample's position alone. Outside a loader, as in
-    `dataset[0]`, it is a new Generator that is seeded from numpy's global one.
+    Call it in a dataset, transform or collate. Its draws depend on the loader's seed, the epoch and the sample's
+    position alone. Outside a loader, as in `dataset[0]`, it is a new Generator that is seeded from numpy's global one.
 
     Examples:
         >>> class Noise:

@@ -71,7 +71,7 @@ class _Python:
 
 
 class _Bits:
-    """A bit generator of numpy, alone or in a Generator."""
+    """Seeds a bit generator of numpy, alone or in a Generator."""
 
     def __init__(self, bits: Any, salt: int) -> None:
         self._bits, self._salt = bits, salt

@@ -210,7 +210,7 @@ class _WorkerReader:
 
     @property
     def end(self) -> WorkerPlace:
-        """The next cycle's start."""
+        """The place at the start of the next cycle."""
         return WorkerPlace(self._task.cycle + 1, 0, _state_of(self._task.dataset))
 
     def take(self, count: int) -> list[object]:

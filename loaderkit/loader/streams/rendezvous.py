@@ -120,7 +120,7 @@ class Rendezvous:
         return late
 
     def _lead(self, store: Any, meeting: str, world: World) -> list[int]:
-        """Offer the tokens that are there. Fix the run when all ranks have accepted."""
+        """As rank 0, offer the list of all tokens, and set the prefix when all ranks have accepted it. Return late ranks."""
         others = range(1, world.size)
         tokens = [f"{meeting}/token/{rank}" for rank in others]
         if absent := [rank for rank, key in zip(others, tokens, strict=True) if not store.check([key])]:
@@ -141,7 +141,10 @@ class Rendezvous:
         return []
 
     def _follow(self, store: Any, meeting: str, world: World) -> list[int]:
-        """Accept the latest offer with this rank's token. The run is fixed when rank 0 says that all have."""
+        """As another rank, accept the latest offer that has this rank's token, and set the prefix when rank 0 says so.
+
+        Return the late ranks.
+        """
         if self._offer is not None and store.check([f"{(run := _run_of(meeting, self._offer))}/start"]):
             self._run = run
             return []

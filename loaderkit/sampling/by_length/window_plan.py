@@ -277,7 +277,7 @@ class WindowPlan(Plan):
     def _next(self, epoch: int, previous: Segment | None, start: int, geometry: Geometry) -> Segment | None:
         """Arrange the samples that `previous` has left at `start`, or a new window. Return None at the epoch's end.
 
-        If that gives no batch for each rank, the segment takes the next window too.
+        If these samples give no batch for each rank, the segment takes the next window too.
         """
         size = self._size(epoch)
         history: tuple[int, ...] = ()
