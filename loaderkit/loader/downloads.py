@@ -70,7 +70,7 @@ def _size(count: float, digits: int) -> str:
 
 
 class DownloadMeter:
-    """Reads the counts of a dataset's storages, and computes the rate between two looks."""
+    """Reads the counts of a dataset's storages, and computes the download rate between calls of `look`."""
 
     def __init__(self, dataset: object) -> None:
         self._dataset = dataset

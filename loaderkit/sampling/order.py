@@ -56,7 +56,7 @@ class Order(ABC):
         return None
 
     def is_same_each_epoch(self) -> bool:
-        """Return whether all epochs are known to be the same."""
+        """Return whether all epochs are known to have the same indices in the same order."""
         return False
 
     def is_endless(self, epoch: int) -> bool:

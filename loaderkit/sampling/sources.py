@@ -1,4 +1,4 @@
-"""Sources that are read pass after pass, and how a window is dealt to them."""
+"""Sources that are read pass after pass, and how the places of a window are dealt to them."""
 
 from collections.abc import Sequence, Sized
 from itertools import accumulate

@@ -56,7 +56,7 @@ class Found(NamedTuple):
 
 
 def private_generators(**data: object) -> list[Found]:
-    """Return the random generators that data keeps for itself, nearest first; the global ones do not count.
+    """Return the random generators that data keeps for itself, nearest first. Global generators are not included.
 
     Args:
         data: The objects to search, by the names that paths begin with.

@@ -241,7 +241,7 @@ def part_of_batch(number: int, rows: Sequence[int] | None = None) -> Iterator[No
     A dataset needs this if its `__getitems__` reads from other datasets.
 
     Args:
-        number: The part's number: each part of a sample has another one.
+        number: The part's number. Each part of a sample needs a different number.
         rows: The rows of the call that are read inside; all by default.
     """
     seeds = _current.seeds

@@ -99,7 +99,7 @@ class Slots:
         self.reserved[slot] = wanted
 
     def bytes(self, slot: int, size: int) -> Array:
-        """Return a view (size,) uint8 of a slot's memory. The view does not keep the slot from its next batch."""
+        """Return a view (size,) uint8 of a slot's memory. The slot may get its next batch while the view exists."""
         start = self._head + slot * self.stride
         return self.memory[start : start + size]
 

@@ -15,8 +15,9 @@ _EMPTY_CYCLES = 100  # in a row, before a rank gives up
 class RankReader:
     """Yields the batches of a rank's lanes, one cycle after another.
 
-    Each call gets the function that reads the lanes. If the reader kept it, the reader and its position would refer to each
-    other. Workers would then run until the garbage collector finds them, which waits 5 s for each.
+    Each call that reads gets the function that reads the lanes. If the reader kept this function, the reader and its
+    position would refer to each other. Workers would then run until the garbage collector finds them, which waits 5 s
+    for each worker.
     """
 
     def __init__(self, lanes: Sequence[int], places: Sequence[LanePlace], turn: int) -> None:

@@ -120,7 +120,10 @@ class Rendezvous:
         return late
 
     def _lead(self, store: Any, meeting: str, world: World) -> list[int]:
-        """As rank 0, offer the list of all tokens, and set the prefix when all ranks have accepted it. Return late ranks."""
+        """As rank 0, offer the list of all tokens, and set the prefix when all ranks have accepted it.
+
+        Return the late ranks.
+        """
         others = range(1, world.size)
         tokens = [f"{meeting}/token/{rank}" for rank in others]
         if absent := [rank for rank, key in zip(others, tokens, strict=True) if not store.check([key])]:
