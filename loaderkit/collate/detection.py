@@ -32,7 +32,7 @@ class DetectionCollate:
     `masks` are a Mask (N, H, W). `area` is float32 and `iscrowd` int64. Other fields stay as they are.
 
     Args:
-        images: "list" keeps a list; "stack" makes (B, C, H, W) of images of one size; a `Pad` with dims (1, 2) pads
+        images: "list" keeps a list. "stack" makes (B, C, H, W) of images of one size. A `Pad` with dims (1, 2) pads
             images at the right and at the bottom, which keeps boxes valid.
         box_format: The format of boxes that are neither tv_tensors nor COCO's: "XYXY", "XYWH" or "CXCYWH", in pixels.
         classes: The label of each COCO category id. With None, the label is the id.

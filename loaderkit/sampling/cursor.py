@@ -72,7 +72,7 @@ class Cursor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """The data and order that a cursor belongs to. With others, the cursor has no meaning.
+    """The data and order without which a cursor has no meaning.
 
     Attributes:
         dataset: Fingerprint of the dataset.

@@ -36,7 +36,7 @@ class BatchKey:
 
 @dataclass(frozen=True, slots=True)
 class PlanPart:
-    """A range of positions whose batches are made from one order, by one collate function.
+    """A range of positions with one order and one collate function.
 
     Attributes:
         order: The order of the samples, by positions of the whole plan; None if the plan has none.

@@ -213,8 +213,8 @@ class _Turns:
     """Converts positions of the order to lanes and offsets within them, and back.
 
     The lanes take turns. In each round, every lane gives a block of positions. After the last full round, every lane
-    gives the rest of its samples. A round visits the lanes in the order of `spread_out`, so any few turns in a row are
-    spread evenly over the lanes, and each step takes about as many samples from each node's lanes.
+    gives the rest of its samples. A round visits the lanes in the order of `spread_out`, which spreads any few turns in
+    a row evenly over the lanes. So each step takes about as many samples from each node's lanes.
     """
 
     def __init__(self, size: int, lanes: int, block: int) -> None:

@@ -83,7 +83,7 @@ def private_generators(**data: object) -> list[Found]:
 
 @dataclass
 class PrivateGenerators:
-    """Seeds the generators that some data keeps for itself for each sample, in this process.
+    """For each sample, seeds the generators that data keeps in this process.
 
     Libraries make or replace generators when they are first called. So if one of the first calls makes a generator, the
     call is repeated, and the new generator is seeded too.
