@@ -1,1 +1,1 @@
-"""From a list of samples to a batch. The default, `stack`, is in `system/stack.py`: a stream's `batch` needs it, too."""
+"""Make a batch from a list of samples. The default, `stack`, is in `system/stack.py`: streams use it too."""

@@ -15,12 +15,13 @@ from loaderkit.system.stack import CollateError
 class ChatCollate:
     """Pad the samples of a ChatDataset or a PreferenceDataset.
 
-    The batch is for the models of `transformers`.
-    A batch is a dict: `input_ids`, `attention_mask` (1 at tokens) and `labels` (-100 at padding), all (B, T) int64. B pairs make 2B rows:
-    first the chosen answers, then the rejected ones in the same order, as DPO takes them. Prompts have no labels.
+    The batch is a dict for the models of `transformers`: `input_ids`, `attention_mask` (1 at tokens) and `labels` (-100
+    at padding), all (B, T) int64. B pairs make 2B rows: first the chosen answers, then the rejected ones in the same
+    order, as DPO takes them. Batches of prompts have no labels.
 
-    Samples with pictures also make `images`, as the `Patches` of `images=` collate them. Pairs have the pictures of their B prompts once.
-    A model that wants them for all 2B rows takes `patches.repeat(2, 1)` and `grids.repeat(2, 1)`.
+    If samples have pictures, the batch also has `images`, made by the rule `images=`. For pairs, it has the pictures of
+    the B prompts only once. For a model that wants them for all 2B rows, use `patches.repeat(2, 1)` and
+    `grids.repeat(2, 1)`.
 
     To pack conversations instead: `PackCollate(tokens="input_ids", labels=None, fields={"labels": -100})`.
 
@@ -28,7 +29,7 @@ class ChatCollate:
         pad_token: Fills `input_ids`; `tokenizer.pad_token_id`.
         multiple_of: Round T up to this many steps.
         side: The side to pad: "left" for prompts, as `generate` of `transformers` takes them.
-        images: What makes a batch of pictures: a `Patches`, or a function from the samples' lists of pictures.
+        images: Collates pictures: a `Patches`, or a function that takes the list of the samples' lists of pictures.
 
     Raises:
         CollateError: If samples do not fit together, or have pictures and there is no `images=`.
@@ -46,7 +47,7 @@ class ChatCollate:
         [[1, 2], [1, 2]]
     """
 
-    takes_rows: ClassVar[bool] = False  # rows of several samples each, as a PackPlan makes them
+    takes_rows: ClassVar[bool] = False  # it does not take rows of several samples each, as a PackPlan makes them
 
     pad_token: int = 0
     multiple_of: int = 1
@@ -55,7 +56,7 @@ class ChatCollate:
 
     @property
     def draws_nothing(self) -> bool:
-        """Whether the function of the pictures draws no random numbers. It says so itself."""
+        """Whether the function for pictures declares that it draws no random numbers, by its own `draws_nothing`."""
         return self.images is None or draws_nothing(self.images)
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:

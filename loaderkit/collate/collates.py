@@ -24,9 +24,10 @@ class PadCollate(Generic[Batch]):
     """Pad some fields and stack the others.
 
     A call takes B samples. Dict samples make a dict, with `<field>_lengths` and `<field>_mask` after a field if its
-    rule asks for them. Tuples make a tuple, with these appended in the order of the fields. Samples that are
-    sequences make the padded tensor (B, T, *F), or a tuple that begins with it. `unsorted_indices` comes last.
-    `PadCollate[dict[str, Tensor]](...)` tells a type checker what the batches are, and a Loader's batches with it.
+    rule asks for them. Tuples make a tuple, with the lengths and masks appended in the order of the fields. Samples
+    that are sequences make the padded tensor (B, T, *F), or a tuple of it with lengths and mask. `unsorted_indices`
+    comes last. `PadCollate[dict[str, Tensor]](...)` tells a type checker the type of the batches, also of a Loader that
+    uses it.
 
     Args:
         fields: A `Pad` for each field to pad, by its key (dicts), position (tuples), name (namedtuples), or path such as
@@ -36,7 +37,7 @@ class PadCollate(Generic[Batch]):
             Give "" if samples are sequences.
 
     Raises:
-        CollateError: If samples do not fit together. Names the field and the samples.
+        CollateError: If samples do not fit together. The message names the field and the samples.
         KeyError: If the samples lack a named field.
 
     Examples:
@@ -48,7 +49,7 @@ class PadCollate(Generic[Batch]):
         {'tokens': ((2, 2), torch.int64), 'tokens_mask': ((2, 2), torch.bool), 'label': ((2,), torch.int64)}
     """
 
-    takes_rows: ClassVar[bool] = False  # rows of several samples each, as a PackPlan makes them
+    takes_rows: ClassVar[bool] = False  # it does not take rows of several samples each, as a PackPlan makes them
     draws_nothing: ClassVar[bool] = True
 
     fields: Rules | Pad = field(default_factory=Pad)
@@ -94,7 +95,7 @@ class RaggedCollate(Generic[Batch]):
     int64.
 
     Args:
-        fields: The fields to join, named as for `PadCollate`. None: samples are sequences.
+        fields: The fields to join, named as for `PadCollate`. None means that samples are sequences.
         nested: True makes nested tensors (layout `torch.jagged`), False a `Ragged`.
 
     Examples:
@@ -103,7 +104,7 @@ class RaggedCollate(Generic[Batch]):
         ([1, 2, 3], [0, 2, 3])
     """
 
-    takes_rows: ClassVar[bool] = False  # rows of several samples each, as a PackPlan makes them
+    takes_rows: ClassVar[bool] = False  # it does not take rows of several samples each, as a PackPlan makes them
     draws_nothing: ClassVar[bool] = True
 
     fields: Sequence[str | int] | None = None
@@ -133,8 +134,8 @@ class MultimodalCollate(Generic[Batch]):
 
     Args:
         fields: A rule for each field, named as for `PadCollate`: a `Pad`, a `Jagged`, a mapping of rules for nested
-            fields, or a function from the list of B values to what the batch holds. The function may be another
-            collate, or `list` to keep the values.
+            fields, or a function that takes the list of B values and returns the batch's value. The function may be
+            another collate, or `list` to keep the values.
 
     Examples:
         >>> collate = lk.MultimodalCollate({"text": lk.Pad(lengths=True), "meta": list})
@@ -150,7 +151,7 @@ class MultimodalCollate(Generic[Batch]):
 
     @property
     def draws_nothing(self) -> bool:
-        """Whether no rule draws random numbers. Rules that are functions say so themselves."""
+        """Whether no rule draws random numbers. Rules that are functions declare it by their own `draws_nothing`."""
         return _draw_nothing(self.fields)
 
     def __call__(self, samples: Sequence[object]) -> Batch:
@@ -189,7 +190,7 @@ def _by_rules(samples: object, rules: Rules | Pad | Jagged, collator: FieldColla
 
 
 def _column(samples: Any, path: str | int, collator: FieldCollator) -> Any:
-    """Return the values of one field."""
+    """Return the values of one field, which a path names; the samples themselves for the path ""."""
     _check_some(samples, collator)
     if path == "":
         return samples
@@ -200,7 +201,7 @@ def _column(samples: Any, path: str | int, collator: FieldCollator) -> Any:
 
 
 def _reorder(values: Any, order: Tensor, whole: bool) -> object:
-    """Return samples, or the fields of a whole batch, in another order."""
+    """Return the samples of a list, or of a whole batch, in another order (B,)."""
     if whole and isinstance(values, Ragged):
         rows = split(values.values, values.offsets.diff().tolist())
         return sequences_of([rows[row] for row in order.tolist()], "").to_ragged()

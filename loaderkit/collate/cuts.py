@@ -9,10 +9,9 @@ from loaderkit.seeding.draws import draws_nothing
 class CutCollate:
     """Makes a batch of cuts with a lhotse dataset.
 
-    That takes a CutSet and returns a batch.
-
     Args:
-        dataset: Such as a `K2SpeechRecognitionDataset`. None returns the CutSet itself.
+        dataset: Takes a CutSet and returns a batch, as a `K2SpeechRecognitionDataset` does. With None, the CutSet is
+            the batch.
 
     Examples:
         >>> collate = lk.CutCollate()

@@ -32,16 +32,16 @@ class DetectionCollate:
     `masks` are a Mask (N, H, W). `area` is float32 and `iscrowd` int64. Other fields stay as they are.
 
     Args:
-        images: "list"; "stack", to (B, C, H, W), for images of one size; or a `Pad` with dims (1, 2). It pads at the right and
-            at the bottom, which keeps boxes valid.
+        images: "list" keeps a list. "stack" makes (B, C, H, W) of images of one size. A `Pad` with dims (1, 2) pads
+            images at the right and at the bottom, which keeps boxes valid.
         box_format: The format of boxes that are neither tv_tensors nor COCO's: "XYXY", "XYWH" or "CXCYWH", in pixels.
-        classes: The label of each COCO category id. None: the id itself.
+        classes: The label of each COCO category id. With None, the label is the id.
         masks: Whether to draw COCO's segmentations.
         image: The image's field in dict samples.
 
     Raises:
         ImportError: If torchvision is not installed.
-        CollateError: If a target does not fit its image, or images do not fit together. Names the samples.
+        CollateError: If a target does not fit its image, or images do not fit together. The message names the samples.
 
     Examples:
         >>> target = {"boxes": [[0, 0, 2, 1]], "labels": [3]}
@@ -59,7 +59,7 @@ class DetectionCollate:
     image: str = "image"
 
     def __post_init__(self) -> None:
-        torchvision_module("tv_tensors", _NAME)  # else its absence would show in a worker
+        torchvision_module("tv_tensors", _NAME)  # if torchvision is missing, raise the error here and not in a worker
         if isinstance(self.images, Pad):
             rule = self.images
             if set(rule.each_dim) not in ({1, 2}, {-1, -2}) or rule.side != "right" or rule.too_long != "error":

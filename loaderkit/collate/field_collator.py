@@ -1,4 +1,4 @@
-"""From nested samples to a batch, field by field, each by the rule that its path names."""
+"""Collate nested samples field by field. The path of a field names its rule."""
 
 from collections.abc import Callable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from loaderkit.system.containers import with_parts
 from loaderkit.system.stack import CollateError, batch_like, join_path, named, stack_field
 
 Rule = Pad | Jagged | Mapping[Any, Any] | Callable[[list[Any]], object]
-Rules = Mapping[Any, Any]  # from a key, a position, or a path such as "a.b", to a Rule
+Rules = Mapping[Any, Any]  # the keys are a field's key, position, or path such as "a.b"; the values are a Rule each
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class FieldCollator:
 
     Args:
         collate: The collate's name, for messages.
-        default: Makes a field without a rule from its values and its path.
+        default: Collates a field that has no rule, given its values and its path.
         whole: Whether fields come as `read_batch` returns them: sequences as a `Ragged`, all else already collated.
     """
 
@@ -138,7 +138,7 @@ def _join_field(values: Any, path: str, rule: Jagged) -> object:
 
 
 def _split_path(name: object, names: list[object]) -> tuple[object, str]:
-    """Return the first part of a path, as the samples name it, and the rest. The first part is None if they lack it."""
+    """Return the first part of a path as one of `names`, and the rest. The first part is None if no name fits."""
     if name in names:
         return name, ""
     head, _, rest = str(name).partition(".")

@@ -23,26 +23,27 @@ from loaderkit.system.stack import CollateError, named, stack_field
 class PackCollate:
     """Put sequences one after another into rows.
 
-    A call takes a list of samples, which make one row. Or it takes a list of R rows, each a list of samples, as a `PackPlan`
-    makes them. Samples are dicts, tuples or sequences. Samples that are lists must hold numbers. The first part of a plain tuple
-    is its tokens and position names the others: (tokens, label) gives `batch["tokens"]` and `batch[1]`.
+    A call takes a list of samples, which make one row. Or it takes a list of R rows, each a list of samples, as a
+    `PackPlan` makes them. Samples are dicts, tuples or sequences. Samples that are lists must hold numbers. In a plain
+    tuple, the first part is the tokens, and the other parts are named by their position: (tokens, label) gives
+    `batch["tokens"]` and `batch[1]`.
 
     The batch is a dict:
 
     - `tokens` (R, T), in their dtype or in `dtype`.
     - `position_ids` (R, T) int64: counts from 0 in each sequence.
     - `document_ids` (R, T) int32: the number of the sequence in its row, -1 at padding.
-    - `cu_seqlens` (S + 1,) int32: where each sequence begins in the R * T steps of all rows, for variable-length attention.
-      The padding of a row counts as a sequence here.
+    - `cu_seqlens` (S + 1,) int32: where each of S sequences begins in the R * T steps of all rows, and R * T, for
+      variable-length attention. The padding of a row counts as a sequence here.
     - `max_seqlen`: the length of the longest sequence, an int.
     - `labels` (R, T) int64.
 
     Args:
         tokens: The field with the sequences.
-        row_length: Steps in each row, padding included. None: as many as the longest row has.
+        row_length: Steps in each row, padding included. None means as many as the longest row has.
         multiple_of: Round the longest row up to this many steps. Not with `row_length`.
         pad_value: Fills a row after its last sequence.
-        dtype: Of the result's tokens, such as torch.int64 for tokens of uint16. None keeps the dtype.
+        dtype: The dtype of the result's tokens, such as torch.int64 for tokens of uint16. None keeps the dtype.
         labels: "next": the next token of the sequence, for a model that compares position by position. "same": the token
             itself, for a model that shifts labels (Hugging Face). None: no labels. Padding and the last token of a sequence
             ("same": its first) get `ignore_index`.
@@ -51,7 +52,8 @@ class PackCollate:
             list of all samples' values, such as `Patches`. Fields not named here are stacked over all samples.
 
     Raises:
-        CollateError: If sequences do not fit together, or a row is longer than `row_length`. Names the samples.
+        CollateError: If sequences do not fit together, or a row is longer than `row_length`. The message names the
+            samples.
 
     Examples:
         >>> batch = lk.PackCollate(row_length=4)([[[5, 6], [7]]])
@@ -92,7 +94,7 @@ class PackCollate:
 
     @property
     def draws_nothing(self) -> bool:
-        """Whether no function of a field draws random numbers. Functions say so themselves."""
+        """Whether all functions in `fields` declare that they draw no random numbers, by their own `draws_nothing`."""
         return all(isinstance(rule, Number) or draws_nothing(rule) for rule in self.fields.values())
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
@@ -104,7 +106,7 @@ class PackCollate:
         return self._pack(self._columns(flat), bounds)
 
     def _columns(self, samples: list[Any]) -> dict[str, list[object]]:
-        """Return the values of each field."""
+        """Return for each field the list of its values, one for each sample."""
         first = samples[0]
         if isinstance(first, Mapping):
             names = first.keys()
@@ -126,7 +128,8 @@ class PackCollate:
 
         Args:
             batch: A `Ragged`, or a dict with a `Ragged` for each sequence field.
-            rows: The first sample of each row, and the number of samples (R + 1,). None: they make one row.
+            rows: The number of each row's first sample, then the number of samples (R + 1,). None means one row of all
+                samples.
         """
         columns = batch if isinstance(batch, Mapping) else {self.tokens: batch}
         bounds = np.array([0, len(columns[self.tokens].offsets) - 1]) if rows is None else rows
@@ -207,7 +210,7 @@ class PackCollate:
 
 
 class _Layout:
-    """The positions of N sequences in R rows of T steps."""
+    """Where N sequences lie in R rows of T steps."""
 
     def __init__(self, lengths: list[int], bounds: Int64Array, steps: int) -> None:
         self.rows, self.steps = len(bounds) - 1, steps
@@ -223,7 +226,7 @@ class _Layout:
         self.there = (self.documents >= 0).reshape(self.rows, self.steps)
 
     def borders(self, *, last: bool) -> Int64Array:
-        """Return the position of each sequence's first or last token in the R * T steps."""
+        """Return where in the R * T steps each sequence that is not empty has its first or last token."""
         some = self.sizes > 0
         places: Int64Array = (self.ends - 1 if last else self.ends - self.sizes)[some]
         return places
@@ -258,8 +261,8 @@ def unpack(batch: Mapping[str, Any], name: str = "tokens") -> list[Tensor]:
 def document_mask(document_ids: Tensor, *, causal: bool = True) -> Tensor:
     """Return the mask that keeps attention within each sequence.
 
-    It is (R, 1, T, T), bool.
-    Pass it to `torch.nn.functional.scaled_dot_product_attention` as `attn_mask`.
+    The mask is (R, 1, T, T) bool, true where attention is allowed. Pass it to
+    `torch.nn.functional.scaled_dot_product_attention` as `attn_mask`.
 
     Args:
         document_ids: (R, T), from `PackCollate`.

@@ -121,7 +121,7 @@ def _pad_each(rows: list[object], path: str, rule: Pad) -> tuple[Tensor, Array, 
 
 
 def _padded_axes(items: list[Tensor], path: str, rule: Pad) -> list[int]:
-    """Return the axes to pad, counted from the first, of samples that agree in everything else."""
+    """Return the axes to pad, counted from 0. Raise a CollateError if samples differ in dtype or along another axis."""
     axes = items[0].ndim
     dims = [dim % axes for dim in rule.each_dim if -axes <= dim < axes]
     if len(set(dims)) < len(rule.each_dim):
@@ -144,7 +144,7 @@ def _round_up(size: int, step: int) -> int:
 
 
 def _like_samples(padded: Tensor, values: Any, path: str) -> Tensor:
-    """Keep subclasses of Tensor, as stacking does."""
+    """Return the batch as the subclass of Tensor that all samples have, as stacking does."""
     if isinstance(values, (Ragged, Tensor)) or type(values[0]) is Tensor or not isinstance(values[0], Tensor):
         return padded
     if len(set(map(type, values))) > 1:
@@ -185,8 +185,8 @@ def unpad(padded: Tensor, lengths: Tensor, *, side: Side = "right", dims: int | 
     """Return the samples of a padded batch, as views.
 
     Args:
-        padded: (B, *).
-        lengths: (B,), or (B, D) for several dims, as `Pad(lengths=True)` adds them.
+        padded: The batch (B, *).
+        lengths: The samples' lengths (B,), or (B, D) for several dims, as `Pad(lengths=True)` adds them.
         side: The padded side.
         dims: The padded axes of a sample.
 

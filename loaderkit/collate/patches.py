@@ -15,22 +15,23 @@ from loaderkit.system.stack import CollateError
 class Patches:
     """Cut a field's pictures into patches, as a rule of `MultimodalCollate`.
 
-    A value is a picture (C, H, W), or a list of pictures, which may be empty. Each is resized to multiples of
-    `size * merge`, and to at most `max_tokens`, with nearly the same proportions (`smart_resize` of Qwen2-VL). The field becomes a dict:
+    A sample's value is a picture (C, H, W), or a list of pictures, which may be empty. Each picture is resized: its
+    sides become multiples of `size * merge`, it has at most `max_tokens` tokens, and its proportions stay nearly the
+    same (`smart_resize` of Qwen2-VL). The field becomes a dict:
 
     - `"patches"` (P, C * size * size): the patches of all pictures, with the dtype of the pictures. The patches that a model merges
       to one token are neighbours, as Qwen2-VL orders them.
-    - `"grids"` (pictures, 2) int64: rows and columns of patches of each picture.
-    - `"pictures"` (B,) int64: pictures of each sample.
+    - `"grids"` (pictures, 2) int64: the number of rows and of columns of patches in each picture.
+    - `"pictures"` (B,) int64: the number of pictures in each sample.
 
     Args:
         size: Height and width of a patch in pixels.
         merge: The model merges `merge * merge` patches to one token.
-        max_tokens: The most tokens of a picture; None for any.
+        max_tokens: The most tokens of a picture; None means no limit.
 
     Raises:
         ValueError: If a setting is below 1.
-        CollateError: On collating: if a value is no picture, or pictures differ in channels or dtype.
+        CollateError: When collating, if a value is not a picture, or pictures differ in channels or dtype.
 
     Examples:
         >>> patches = lk.Patches(size=14, merge=2)
@@ -73,11 +74,14 @@ class Patches:
         }
 
     def tokens(self, value: object) -> int:
-        """Return how many tokens a picture (C, H, W), or a list of pictures, costs: a part of a sample's length for a plan."""
+        """Return how many tokens a picture (C, H, W), or a list of pictures, takes in a sample.
+
+        A plan by length counts them in the sample's length.
+        """
         return sum(self.tokens_of(*picture.shape[1:]) for picture in _pictures(value, 0))
 
     def tokens_of(self, height: int, width: int) -> int:
-        """Return how many tokens a picture of this size costs."""
+        """Return how many tokens a picture of this height and width takes."""
         fitting = self.fitting(height, width)
         return fitting[0] * fitting[1] // (self.size * self.merge) ** 2
 
@@ -92,7 +96,7 @@ class Patches:
         return rows * unit, columns * unit
 
     def _cut(self, picture: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Return the patches of a picture (P, C * size * size), and its rows and columns of patches."""
+        """Return the patches of a picture (P, C * size * size), and the numbers of rows and columns of patches."""
         height, width = self.fitting(*picture.shape[1:])
         if (height, width) != tuple(picture.shape[1:]):
             resized = nn.functional.interpolate(picture[None], (height, width), mode="bilinear", antialias=True)

@@ -31,7 +31,7 @@ class Pad:
             "additive": float32, 0 at data and -inf elsewhere.
 
     Raises:
-        TypeError: If a setting is no number, or no integer.
+        TypeError: If a setting is not a number, or not an integer where one is needed.
         ValueError: If a setting is out of range.
 
     Examples:
@@ -112,7 +112,7 @@ class Jagged:
 
 
 def check_dtype(dtype: object, name: str) -> None:
-    """Raise a TypeError unless a dtype is one of torch, or None."""
+    """Raise a TypeError unless `dtype` is a torch.dtype or None. `name` is the rule's name, for the message."""
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"{name}: dtype is {dtype!r}, wanted a dtype of torch, such as torch.int64.")
 

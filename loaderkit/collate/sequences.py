@@ -29,11 +29,12 @@ class FieldSequences:
 
     Args:
         items: B tensors, or B arrays. Empty if `joined` is set.
-        lengths: The T_i.
-        like: A tensor with their dtype, device and F.
+        lengths: The lengths T_i.
+        like: A tensor with the sequences' dtype, device and F.
         field: The field's path, for messages.
         collate: The collate's name, for messages.
-        joined: The sequences end to end (T_1 + ... + T_B, *F), if the dataset reads them so. Do not write to it.
+        joined: The sequences end to end (T_1 + ... + T_B, *F), if the dataset reads them joined. Do not write to this
+            tensor.
     """
 
     items: list[Any]
@@ -48,7 +49,7 @@ class FieldSequences:
         return self.items if self.joined is None else split(self.joined, self.lengths)
 
     def join(self, *, copy: bool = True) -> Tensor:
-        """Return the sequences end to end (T_1 + ... + T_B, *F). Without `copy` this may be the dataset's own memory."""
+        """Return the sequences end to end (T_1 + ... + T_B, *F). Without `copy`, this may be memory of the dataset."""
         if self.joined is not None:
             return self.joined.clone() if copy else self.joined
         if not isinstance(self.items[0], Tensor):
@@ -148,7 +149,7 @@ def _empty_like(array: Array, field: str, collate: str) -> Tensor:
 
 
 def _as_one_kind(values: list[object], field: str, collate: str) -> list[Any]:
-    """Return plain tensors only, or arrays only. An empty list takes the dtype of the other values."""
+    """Return the values as plain tensors, or all as arrays. An empty list takes the dtype of the other values."""
     items = [as_sequence(value, field, row, collate) for row, value in enumerate(values)]
     bare = [isinstance(value, list | tuple) and not len(value) for value in values]
     known = next((item for item, empty in zip(items, bare, strict=True) if not empty), None)
@@ -187,7 +188,7 @@ def as_sequence(value: object, field: str, row: int, collate: str) -> Tensor | A
 
 
 def as_tensor(value: Tensor | Array) -> Tensor:
-    """Return an array as a tensor. Do not write to it."""
+    """Return an array as a tensor, which may share the array's memory: do not write to it."""
     if isinstance(value, Tensor):
         return value
     return from_array(value if value.flags.writeable else value.copy())  # torch warns of read-only arrays

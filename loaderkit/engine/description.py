@@ -15,7 +15,7 @@ class Description:
         start_method: How processes are started, "fork", "forkserver" or "spawn"; None without them.
         start_why: The reason for this method; empty without processes.
         prefetch: The most batches made ahead, by all workers together.
-        dealing: Which worker makes which batch; None without workers.
+        dealing: How batches are dealt to workers, in words; None without workers.
         pinned: Whether batches are in page-locked memory.
         pinned_why: Why, or why not.
         device: Where batches go; None leaves them on the host.
@@ -58,7 +58,7 @@ class Description:
         )
 
 
-AHEAD = 8  # batches for each worker, by default: one slow sample then holds nothing up
+AHEAD = 8  # batches ahead for each worker, by default: one slow sample then delays no other batch
 _AHEAD_BYTES = 32 << 20  # of batches ahead, by default: more than that leaves the caches
 
 

@@ -1,4 +1,4 @@
-"""What every engine does, and the engine without workers."""
+"""The interface of engines, and the engine without workers."""
 
 from collections.abc import Iterable, Iterator
 from typing import Protocol
@@ -11,15 +11,16 @@ from loaderkit.system.start import Start
 
 
 class Engine(Protocol):
-    """Runs a batch reader. Batches come in the order of their keys, whoever makes them.
+    """Makes batches with a batch reader. They come in the order of their keys, whichever worker makes them.
 
     Attributes:
         name: "inline", "threads", "torch" or "ring".
         num_workers: Threads or processes; 0 without.
         prefetch: The most batches made ahead, by all workers together.
-        dealing: Which worker makes which batch, in words; None without workers.
+        dealing: How batches are dealt to workers, in words; None without workers.
         pinned: Whether batches come in page-locked memory.
-        pinned_why: Why page-locked batches are copies, if they were to be page-locked in place; else empty.
+        pinned_why: Why batches are copied to page-locked memory, if slots should have been page-locked in place; else
+            empty.
         started: How the latest processes were started; None before, and without processes.
     """
 

@@ -23,7 +23,7 @@ from loaderkit.system.start import WORKER_THREADS, Start
 from loaderkit.system.threads import Cancelled, mark_reader
 from loaderkit.system.worker_info import tell_thread
 
-_PATIENCE_S = 5.0  # for threads that finish a last sample
+_PATIENCE_S = 5.0  # to wait for threads that finish a last sample
 
 
 def check_threads(reader: BatchReader) -> None:
@@ -49,9 +49,9 @@ def check_threads(reader: BatchReader) -> None:
 class ThreadsEngine:
     """Makes batches in threads, which share the dataset.
 
-    They neither copy the dataset nor send batches. Only one thread runs Python at a time, so they help if reads wait or
-    release the GIL, as image decoders do. Batches come in the order of their keys, whoever makes them.
-    The arguments are named as those of torch's DataLoader.
+    The dataset is not copied, and batches are not sent between processes. With the GIL, one thread runs Python at a
+    time, so threads help if reads wait or release the GIL, as image decoders do. Batches come in the order of their
+    keys, whichever thread makes them. The arguments are named as those of torch's DataLoader.
 
     Raises:
         ValueError: If the data may draw from the global generators.
@@ -110,7 +110,7 @@ class _Task:
     __slots__ = ("awaited", "batch", "done", "error", "key")
 
     def __init__(self, key: BatchKey) -> None:
-        self.key: BatchKey | None = key  # None if it is not wanted any more
+        self.key: BatchKey | None = key  # None if the batch is not wanted any more
         self.awaited = False
         self.batch: object = None
         self.error: BaseException | None = None
@@ -151,7 +151,7 @@ class _Crew:
 
     @property
     def is_here(self) -> bool:
-        """Whether its threads take tasks; in a fork there are none."""
+        """Whether the threads take tasks. A forked process has no threads."""
         return not self._over.is_set() and self._owner == os.getpid()
 
     def start(self, count: int) -> None:
@@ -187,7 +187,7 @@ class _Run:
     def __init__(self, engine: ThreadsEngine, crew: _Crew, keys: Iterator[BatchKey]) -> None:
         self._engine, self.crew, self._keys = engine, crew, keys
         self._owner = os.getpid()
-        self._ahead: deque[_Task] = deque()  # handed out, in order
+        self._ahead: deque[_Task] = deque()  # tasks that were handed out, in order
         self._all_out = self._over = False
         self._sized = False  # whether the size of a batch is known
 
@@ -250,7 +250,7 @@ class _Run:
         return task.batch
 
     def end(self) -> None:
-        """Cancel what is under way; end the threads unless they persist."""
+        """Cancel the tasks under way. End the threads unless they persist."""
         if self._over:
             return
         self._over = True

@@ -39,7 +39,7 @@ from loaderkit.system.worker_info import with_dataset
 
 # Copying this much through a pipe is faster than a file descriptor and fresh pages for each tensor.
 _SMALL = 1 << 17  # bytes
-_LATE_S = 1.0  # after torch's own timeout
+_LATE_S = 1.0  # after torch's own timeout, before workers that are stopped by a signal are woken
 
 
 class _Keys:
@@ -53,7 +53,7 @@ class _Keys:
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """A batch that torch passes on as it is: torch's own pinning skips dataclasses."""
+    """A batch that torch does not look into: to pin the batch, torch calls `pin_memory`."""
 
     content: object
 
@@ -65,9 +65,9 @@ class Hidden:
 class Sealed:
     """A pickled batch, which arrives as a `Hidden`.
 
-    The thread that sends what a worker makes loses it if pickling fails, and the trainer would wait forever. So a worker
-    pickles each batch itself. Small tensors travel in the message, large ones in shared memory. The message can be read
-    once.
+    In a worker, torch pickles batches in a thread. If that fails, the batch is lost, and the trainer waits forever. So
+    a worker pickles each batch before it hands the batch to torch. Small tensors travel in the message, large ones in
+    shared memory. The message can be read once.
     """
 
     message: bytes
@@ -121,12 +121,12 @@ class Batches:
     The error that torch raises and its traceback form a cycle that holds the workers. The garbage collector would wait
     5 s for each of them. So the traceback is dropped; the error's message has the worker's traceback.
 
-    A forked process cannot read them: it would take batches from its parent.
+    A forked process cannot read the batches: it would take them from its parent.
 
     Args:
-        batches: Iterator of torch's DataLoader.
-        crew: Its workers.
-        timeout_s: Its timeout; 0 without one.
+        batches: The iterator of torch's DataLoader.
+        crew: The DataLoader's workers.
+        timeout_s: The DataLoader's timeout; 0 means none.
     """
 
     def __init__(self, batches: Iterator[Hidden], crew: "Crew", timeout_s: float) -> None:
@@ -167,8 +167,9 @@ class Batches:
     def _next(self) -> Hidden:
         if not self._timeout_s:
             return next(self._batches)
-        # torch waits for the start of a message, and then without a limit for the rest of it, which a stopped worker owes.
-        # The timer's thread ends some time after the last batch. If it held torch's iterator, it would end the workers.
+        # torch's timeout covers the start of a message only. torch waits without a limit for the rest of the message,
+        # which a stopped worker does not send. The timer's thread ends some time after the last batch. If that thread
+        # held torch's iterator, it would end the workers.
         woken = threading.Event()
         timer = threading.Timer(self._timeout_s + _LATE_S, _wake_late, (weakref.ref(self._crew), woken))
         timer.daemon = True
@@ -190,8 +191,8 @@ class Crew:
     """The worker processes that torch's DataLoader starts.
 
     Args:
-        start: How they start.
-        work: What the DataLoader sends to them.
+        start: How the workers start.
+        work: What the DataLoader sends to the workers.
     """
 
     def __init__(self, start: Start, work: object) -> None:
@@ -223,7 +224,10 @@ class Crew:
 
     @contextlib.contextmanager
     def starting(self, **more: object) -> Iterator[None]:
-        """Start workers inside, and explain why they cannot; `more` is what else they need, by name."""
+        """Return a context to start workers in. If they cannot start, the error says why.
+
+        `more` are further objects that the workers need, by name.
+        """
         prepare_fork_server(self.start)
         try:
             with host(), explained(self.start, self._work, **more):  # torch makes a seed there
@@ -233,14 +237,14 @@ class Crew:
                 self._parcel.close()
 
     def name(self, batch: int) -> str:
-        """Name the worker that makes a batch of the run, and say whether it is stopped."""
+        """Name the worker that makes batch number `batch` of the run, and say whether a signal has stopped it."""
         if not self.processes:
             return "a worker"
         number = batch % len(self.processes)
         return f"worker {number} ({described(self.processes[number].pid)})"
 
     def wake(self) -> None:
-        """Continue workers that a signal has stopped: else they would not end."""
+        """Continue workers that a signal has stopped: otherwise they would not end."""
         _wake(self.processes, self._owner)
 
     def kill(self) -> None:
@@ -299,10 +303,11 @@ os.register_at_fork(after_in_child=_keep_inherited)  # freeing one of torch's it
 
 @dataclass(frozen=True)
 class StartWorker:
-    """Prepares a worker: it ends with its parent, also by signals, and has one thread. Then the user's `worker_init_fn` is called.
+    """Prepares a worker, then calls the user's `worker_init_fn` as `init`.
 
-    `get_worker_info().dataset` becomes the user's dataset, which that function may change. `find_dataset` returns it from
-    what torch takes for the dataset.
+    The worker ends when its parent ends, handles signals as the parent does, and its libraries use one thread each.
+    `get_worker_info().dataset` becomes the user's dataset, which `init` may change. `find_dataset` returns the user's
+    dataset, given the object that torch takes for the dataset.
     """
 
     init: Callable[[int], None] | None
@@ -328,7 +333,7 @@ class StartWorker:
 class TorchEngine:
     """Makes batches in the workers of torch's DataLoader, which deals the keys in turn and keeps the order.
 
-    Its arguments are those of the DataLoader.
+    The arguments are named as those of the DataLoader.
     """
 
     name: str = "torch"
@@ -394,6 +399,6 @@ class TorchEngine:
     def close(self) -> None:
         if self._crew is not None:
             self._crew.wake()
-        self._loader = None  # its workers end with it, and with the batches
+        self._loader = None  # the workers end when the DataLoader and its batches are freed
         if self._running is not None and (running := self._running()) is not None:
             running.end()

@@ -95,7 +95,7 @@ class PreparedLoader(LoaderView[object], DataLoaderStateMixin):  # type: ignore[
         self._remainder = remainder
         self.gradient_state = GradientState()
         # The points after the latest batches: from each batch of an accumulation, a state goes back to its start.
-        self._points: deque[object] = deque(maxlen=max(1, self.gradient_state.num_steps))
+        self._points: deque[object] = deque()
 
     @override
     def __iter__(self) -> Iterator[object]:
@@ -111,6 +111,8 @@ class PreparedLoader(LoaderView[object], DataLoaderStateMixin):  # type: ignore[
             for batch in batches:
                 self.end_of_dataloader = batches.over
                 self._points.append(position.yielded() or position.point())
+                while len(self._points) > max(1, self.gradient_state.num_steps):  # a program may change their number
+                    self._points.popleft()
                 yield batch
         finally:
             self.end()

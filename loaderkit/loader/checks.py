@@ -23,7 +23,7 @@ from loaderkit.system.state import EPOCH, StateError
 from loaderkit.system.suggest import closest
 from loaderkit.system.tables import frame_way_out, is_frame
 
-_SHOWN = 3  # paths in a warning
+_SHOWN = 3  # generators that a warning names
 _INSTEAD = {  # what a Loader has in place of an argument of DataLoader
     "sampler": "Give it as order=.",
     "generator": "Give a number as seed=.",
@@ -46,7 +46,7 @@ def check_names(unknown: Mapping[str, object], settings: Sequence[str]) -> None:
 
 
 def instead_of(name: str) -> str:
-    """Return a hint what a Loader has in place of an attribute of DataLoader; empty if there is none."""
+    """Return a hint: what a Loader has in place of an attribute of DataLoader. It is empty if there is nothing."""
     if name == "worker_init_fn":
         return (
             ": See loader.config.worker_init_fn. In Ray Train give the Loader to loaderkit.integrations.ray.prepare, not to "
@@ -87,7 +87,9 @@ def size_of(dataset: Sized) -> int:
 
 
 def check_indexed(dataset: object, *, has_order: bool = False) -> None:
-    """Refuse data whose samples have no numbers, or are not what a user expects. With an order of its own it needs no length.
+    """Refuse data that cannot be read by index, or whose samples are not what a user expects.
+
+    With `has_order` the data needs no length, since the user gives an order.
 
     Raises:
         TypeError: If the dataset is a path, a table, a tuple of columns, has no length or index, or ignores the index.
@@ -148,9 +150,10 @@ def check_private(saved: str | None, found: Sequence[Found], policy: PrivatePoli
     """Raise a StateError if the generators that the data keeps were seeded in a saved run and are left now, or the reverse.
 
     Args:
-        saved: What happened to them there; None if there were none, or in an earlier loaderkit, which left them.
-        found: Those of the data.
-        policy: What happens to them now.
+        saved: The policy of the saved run; None if its data kept no generators, or an earlier loaderkit wrote the
+            state, which left them.
+        found: The generators that the data keeps now.
+        policy: The policy of this loader.
         cursor: The saved position.
     """
     if found and (saved or "leave") != policy and cursor != Cursor():
@@ -162,7 +165,10 @@ def check_private(saved: str | None, found: Sequence[Found], policy: PrivatePoli
 
 
 def _has_numbers(dataset: Mapping[object, object]) -> bool:
-    """Return whether a mapping has samples by number, as a dict from 0 to N - 1 has, or a TensorDict, whose keys are names alone."""
+    """Return whether a mapping can be read by number.
+
+    A dict with keys from 0 to N - 1 can. So can a TensorDict, which raises an error if asked whether it has the key 0.
+    """
     try:
         return 0 in dataset
     except Exception:
@@ -203,7 +209,7 @@ def in_pieces(dataset: Any, plan: Plan, collate_fn: object) -> object:
     from loaderkit.datasets.pieces import PieceDataset
 
     if isinstance(dataset, PieceDataset) and plan.lengths is not None and len(dataset) == len(plan.lengths):
-        return dataset  # another Loader's
+        return dataset  # from another Loader, which has cut the samples already
     if len(cuts.lengths) != len(dataset):
         raise other_lengths(plan, len(cuts.lengths), len(dataset))
     rules = collate_fn.fields if isinstance(collate_fn, PackCollate) else {}
@@ -264,7 +270,7 @@ def no_batches(config: LoaderConfig, plan: Plan, cursor: Cursor, size: int) -> s
 
 
 def nothing_tells(classes: Iterable[str]) -> str:
-    """Say that a state was loaded whose data cannot be compared with that of the loader."""
+    """Return a warning that a state was loaded whose data cannot be compared with the loader's."""
     return (
         f"Loader: the state was loaded, and only the number of samples tells whether the data is the same: {', '.join(sorted(classes))} "
         "has no fingerprint. Give the class a method or attribute `fingerprint`, a short text that changes with the data; give a "

@@ -19,7 +19,7 @@ EngineName = Literal["auto", "inline", "torch", "ring", "threads"]
 
 
 def _integers(least: int, also: str = "", *, other: object = None) -> Rule:
-    """Return the rule of integers of at least `least`, or one other value."""
+    """Return a rule that allows integers of at least `least`, and one other value."""
     return Rule(
         f"an integer of at least {least}{also}",
         lambda value: value == other or (isinstance(value, int) and not isinstance(value, bool) and value >= least),
@@ -79,8 +79,8 @@ class LoaderConfig:
             `order`. Rank r of R gets the batches r, r + R, and so on; see `tail` if R does not divide them. In a DataModule it is for
             training alone: evaluation has batches of `batch_size`, by default the sampler's own if it has one.
         plan: A plan that makes the batches, such as `LengthBuckets`, in place of order and batch size.
-        collate_fn: Makes a batch from a list of samples. By default it stacks them, and packs the rows of a `pack`. It is not
-            seeded if its attribute `draws_nothing` is true.
+        collate_fn: Makes a batch from a list of samples. By default it stacks them, or packs the rows of
+            `data.pack(...)`. It is not seeded if its attribute `draws_nothing` is true.
         num_workers: Worker processes, or threads; 0 reads in this process. "auto" takes this rank's share of the CPUs that
             affinity and control groups allow, less one for the trainer: 1 to 16.
         drop_last: The same as tail="drop".
@@ -92,14 +92,14 @@ class LoaderConfig:
             group. A config keeps them as a World.
         device: The device of the batches; None leaves them on the host.
         pin_memory: Copy batches to page-locked memory; "auto" does so for CUDA only.
-        engine: Who makes batches. "inline" is this process, "torch" are torch's worker processes, "ring" are worker processes
-            that write to shared memory (on Linux), "threads" are threads. "auto" takes the ring if there are workers,
-            and torch's where there is no ring. `Loader.describe()` says what it chose and why. Threads read one dataset
-            together, and copy neither it nor its batches: for reads that wait for a store or a service. They share the
-            trainer's random generators and cannot seed them, so dataset and collate function must say what they
-            draw (see `Loader`).
-        prefetch_factor: Batches that each worker makes ahead. By default 2 with torch's workers. With others 8, or as many as
-            take 32 MB together, but at least 2.
+        engine: What makes batches. "inline" is this process, "torch" are torch's worker processes, "ring" are worker
+            processes that write to shared memory (on Linux), "threads" are threads. "auto" takes the ring if there are
+            workers, and torch's where there is no ring. `Loader.describe()` says what it chose and why. Threads read
+            one dataset together, and copy neither it nor its batches: for reads that wait for a store or a service.
+            They share the trainer's random generators and cannot seed them, so dataset and collate function must say
+            what they draw (see `Loader`).
+        prefetch_factor: Batches that each worker makes ahead. By default 2 with torch's workers. With the ring and with
+            threads 8; fewer if all of them would take more than 32 MB together, but at least 2.
         persistent_workers: Keep the workers between epochs. Processes then do not see later changes of the dataset. The
             workers of a stream always start again.
         multiprocessing_context: "fork", "forkserver" or "spawn".
@@ -112,15 +112,16 @@ class LoaderConfig:
             rank after its own part; numbers of batches then differ, so use it for work without collectives.
         store: For a stream: the torch.distributed store through which ranks exchange states; by default that of the process
             group.
-        meet_timeout_s: Seconds to wait there for other ranks.
+        meet_timeout_s: Seconds to wait for other ranks in the store.
         bad_samples: What happens if a sample cannot be read; by default its error is raised.
-        private_generators: What happens to random generators that dataset, transforms and collate function keep for themselves,
-            as those of MONAI and albumentations. "seed" gives them each sample's numbers, and the collate function's those
-            of the batch, so that they are exact. "leave" is for generators that must carry what they drew from sample to
-            sample: their draws then depend on the workers, and a resume restarts them. By default those of data with an index
-            and of a StreamDataset are seeded, and those of another IterableDataset are left, since they may decide its order.
+        private_generators: What happens to random generators that the dataset, its transforms and the collate function
+            keep as attributes, as in MONAI and albumentations. "seed" seeds them for each sample, and those of the
+            collate function for each batch, so a resume is exact. "leave" does not seed them, for generators whose
+            state must carry over from sample to sample: their draws then depend on the workers, and a resume restarts
+            them. By default those of data with an index and of a StreamDataset are seeded, and those of another
+            IterableDataset are left, since they may decide its order.
         seeders: Functions that seed the generators of libraries in other languages, as `torch.manual_seed` seeds torch's. Each
-            gets 32 bits of a sample's seed. OpenCV's `setRNGSeed` is called by itself.
+            gets 32 bits of a sample's seed. OpenCV's `setRNGSeed` need not be listed.
         global_generators: "watch" seeds numpy and `random` only for data with an index that uses them, so that other data is read faster.
             Draws are the same. The first samples in each worker show what is used. If a later batch is the first to use one, it
             is read a second time: at most two batches of a worker. "seed" seeds them for each sample, and reads nothing twice.
@@ -225,7 +226,7 @@ class LoaderConfig:
 
     @property
     def tail_policy(self) -> Tail:
-        """The tail; "drop" if `drop_last` is true."""
+        """The setting `tail`, or "drop" if `drop_last` is true."""
         return "drop" if self.drop_last else self.tail
 
     def __str__(self) -> str:

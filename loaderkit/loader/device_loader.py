@@ -18,9 +18,9 @@ from loaderkit.seeding.keys import derive_seed
 class DeviceLoader(LoaderView[Any]):
     """Yields batches on a device, copied there while the model computes.
 
-    On CUDA it copies and transforms the next batches on a side stream. A batch is then ready when it is asked for, and the
-    host does not wait. On other devices it copies a batch when it is asked for. The tensors belong to the stream that is current
-    then; keep them as long as you like.
+    On CUDA it copies and transforms the next batches on a side stream. A batch is then ready when it is asked for, and
+    the host does not wait. On other devices it copies a batch when it is asked for. The tensors belong to the CUDA
+    stream that is current when the batch is asked for; keep them as long as you like.
 
     Its length, cursor and state are those after the last batch that it yielded, however far it has read ahead. `loader`
     reports the same.
@@ -28,11 +28,12 @@ class DeviceLoader(LoaderView[Any]):
     Args:
         loader: The loader.
         device: The device.
-        depth: How many batches to copy ahead. Each takes its memory on the device.
+        depth: How many batches to copy ahead. Each takes memory on the device.
         transform: Called with each batch on the device; returns what is yielded. Its random numbers on the device, and those
             of torch, numpy, `random` and `lk.sample_rng()` on the host, depend on (seed, epoch, rank, batch); the
             user's generators do not change. If it has a method `on_host`, that gets the batch before the copy.
-            If its `draws_nothing` is true, nothing is seeded. The thread that iterates must free what it allocates.
+            If its `draws_nothing` is true, nothing is seeded. Memory that it allocates must be freed by the thread that
+            iterates.
 
     Raises:
         TypeError: If `loader` is not a Loader, or is a DeviceLoader.
@@ -87,7 +88,7 @@ class DeviceLoader(LoaderView[Any]):
 
 
 class AheadEpoch:
-    """One pass of a position whose batches are taken ahead, and yielded on a device."""
+    """The iterator of a DeviceLoader over one epoch: takes batches ahead, and yields them on the device."""
 
     def __init__(self, epoch: Any, prefetcher: Prefetcher) -> None:
         self._epoch: Epoch = epoch
@@ -128,10 +129,10 @@ class AheadEpoch:
 
 
 class _Fetch:
-    """Takes the batches of a pass that has begun.
+    """Takes the next batch of an epoch that has begun, with its seed and the point after it.
 
-    It does not refer to the `AheadEpoch`: a cycle would leave the workers of a pass that the user drops to the garbage
-    collector.
+    It does not refer to the `AheadEpoch`. In a reference cycle, the workers of an iterator that the user drops would
+    run until the garbage collector finds it.
     """
 
     def __init__(self, epoch: Epoch) -> None:

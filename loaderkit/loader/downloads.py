@@ -16,7 +16,7 @@ from loaderkit.sampling.plan import Plan
 from loaderkit.sampling.samplers import SamplerOrder
 from loaderkit.sampling.shard_order import ShardOrder
 
-_WINDOW_S = 10.0  # of the rate
+_WINDOW_S = 10.0  # over which the rate is measured
 _AT_LEAST_S = 1.0  # between two looks at the order and the cache
 _LOOKED_AHEAD = 1024  # batches whose shards are looked up in the cache
 _ONE, _MANY = ("storage", "read", "dataset"), ("datasets", "streams")  # attributes that hold what data is made from
@@ -26,15 +26,15 @@ _ONE, _MANY = ("storage", "read", "dataset"), ("datasets", "streams")  # attribu
 class Downloads:
     """What one rank has downloaded, and how far its cache is ahead.
 
-    It counts remote shards, and what the rank's workers download.
+    It counts remote shards only, and includes what the rank's workers download.
 
     Args:
         size_bytes: Bytes downloaded so far.
-        bytes_per_s: The mean rate of about the last 10 s, or since the previous look if that is longer ago.
-        opened: How often a shard was opened to read it, with a cache.
-        hits: How often the cache had all of it then.
-        shards_ahead: Shards after the next batch's that the cache has, before the first one that it lacks. None without a
-            cache, and for data whose order is not known ahead.
+        bytes_per_s: The mean rate of about the last 10 s, or since the previous call if that is longer ago.
+        opened: How often a shard was opened to read it, if there is a cache.
+        hits: How often the cache had the whole shard then.
+        shards_ahead: Shards in the cache that come after those of the next batch, up to the first one that is not in
+            the cache. None without a cache, and for data whose order is not known ahead.
 
     Examples:
         >>> found = lk.Downloads(size_bytes=12_000_000, bytes_per_s=4e6, opened=10, hits=7, shards_ahead=2)
@@ -65,12 +65,12 @@ class Downloads:
 
 
 def _size(count: float, digits: int) -> str:
-    """Return a number of bytes in MB, and in KB if there is less than one."""
+    """Return a number of bytes as a text in MB, or in KB below 1 MB."""
     return f"{count / 1e6:,.{digits}f} MB" if count >= 1e6 or not count else f"{count / 1e3:,.{digits}f} KB"
 
 
 class DownloadMeter:
-    """Reads the counts of a dataset's storages, and computes the rate between two looks."""
+    """Reads the counts of a dataset's storages, and computes the download rate between calls of `look`."""
 
     def __init__(self, dataset: object) -> None:
         self._dataset = dataset
@@ -129,7 +129,10 @@ def storages_within(data: object) -> list[Storage]:
 
 
 def shards_ahead(data: object, plan: Plan, cursor: Cursor) -> int | None:
-    """Count the shards that come next after a cursor and are in the cache; None if that is unknown."""
+    """Count the shards that come after the next batch's and are in the cache, up to the first that is not.
+
+    Return None if that is unknown.
+    """
     if not isinstance(data, ShardedDataset) or not data.remote_sizes or data.storage.cache_dir is None:
         return None
     if not plan.follows_order or isinstance(plan.order, SamplerOrder):

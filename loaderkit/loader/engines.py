@@ -42,7 +42,8 @@ def make_engine(reader: BatchReader, config: LoaderConfig, num_workers: int, *, 
         return TorchEngine(reader, **common)
     from loaderkit.engine.ring.engine import RingEngine  # its import takes time
 
-    # Slots are pinned in place only if the loader itself copies batches to the device: it holds them until that is done.
+    # Slots are pinned in place only if the loader itself copies batches to the device. It then holds a slot until the
+    # copy is done.
     in_place = device if device is not None and device.type == "cuda" else None
     return RingEngine(reader, in_turn=in_turn, pin_in_place=in_place, **common)
 

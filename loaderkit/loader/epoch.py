@@ -1,4 +1,4 @@
-"""One pass of a position: takes its batches, and counts each before it yields it."""
+"""The iterator of a Loader over one epoch: counts each batch before it yields the batch."""
 
 import logging
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from loaderkit.loader.position import Position
 
 
 class Epoch:
-    """One pass of a position, on a device."""
+    """Yields the batches of one pass over a position's data, copied to a device if there is one."""
 
     def __init__(self, position: Position, device: torch.device | None, copied: HostBatches) -> None:
         self.position = position
@@ -41,7 +41,7 @@ class Epoch:
         self._say_where()
 
     def check_turn(self, turn: int) -> None:
-        """Raise a RuntimeError if something else has moved the position since a turn."""
+        """Raise a RuntimeError if something else has moved the position since its attribute `turn` had this value."""
         if self.position.turn != turn:
             raise RuntimeError(
                 "loader: this iterator is over: the loader was moved, iterated again, or failed since. Call iter(loader)."

@@ -28,7 +28,7 @@ class IndexedPosition(Position[Point]):
     A point is the cursor where a pass started, and the number of batches counted since.
 
     Attributes:
-        plan: The plan, in the world of this run and without what the run leaves out.
+        plan: The plan for the ranks of this run, without what the run leaves out.
 
     Raises:
         TypeError: If the dataset has no length or index.

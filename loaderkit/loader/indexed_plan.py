@@ -1,4 +1,4 @@
-"""The plan of a run over data with an index: that of its settings, for its ranks, without what it leaves out."""
+"""The plan of a run over data with an index: made from the Loader's settings, for its ranks, without what it skips."""
 
 import functools
 from collections.abc import Iterator, Sequence, Sized
@@ -34,7 +34,7 @@ Point = tuple[Cursor, int]  # where a pass started, and the batches counted sinc
 
 
 class IndexedPlan:
-    """The plan of a run. It answers what follows from a cursor, and never moves one.
+    """The plan of a run. It computes batches and positions from cursors, and keeps no position itself.
 
     Args:
         dataset: The data.
@@ -42,7 +42,7 @@ class IndexedPlan:
         crew: The ranks that share the data.
 
     Attributes:
-        size: Samples of the dataset, as the present epoch knows them.
+        size: Samples of the dataset when the present epoch began.
         skips: What the run leaves out.
         policy: What happens to random generators that the data keeps.
         version: Increases when workers have to be made again.
@@ -60,7 +60,7 @@ class IndexedPlan:
 
     @property
     def whole(self) -> Plan:
-        """The plan of the whole order, for the ranks that there are now."""
+        """The plan of the whole order, for the present ranks."""
         world = self._crew.world
         if self._plan.world != world:
             self._plan = self._plan.with_world(world)
@@ -68,7 +68,7 @@ class IndexedPlan:
 
     @property
     def kept(self) -> Plan:
-        """The plan of what the run does not leave out."""
+        """The plan without the samples that the run leaves out."""
         plan = self.whole
         return plan.without(self.skips) if self.skips else plan
 
@@ -116,17 +116,27 @@ class IndexedPlan:
         return self.size if self.order is None else int(self.order.size(epoch))
 
     def samples(self, cursor: Cursor) -> int:
-        """Return the number of samples in an epoch; if the plan does not know it, the number that is done."""
+        """Return the number of samples in the cursor's epoch.
+
+        Return `cursor.samples` at an epoch's start, or if the plan has no order.
+        """
         return self.order.size(cursor.epoch) if cursor.samples and self.order is not None else cursor.samples
 
     def identity(self, cursor: Cursor, plan: Plan | None = None) -> Identity:
-        """Return what names the data and order of a state, by this plan or by another for the same data."""
+        """Return the identity of the data and order that a state at a cursor has.
+
+        `plan` may be another plan for the same data; by default it is this one.
+        """
         plan = plan or self._plan
         dataset, order = plan.identity(cursor, self._dataset, self.size)
         return Identity(dataset=dataset, order=order, seed=self._config.seed, block=block_of(plan))
 
     def judged(self, point: Point, bad: BadSampleCount) -> tuple[Cursor, float]:
-        """Return a point as a cursor, and the samples that are seen with its next batch, which a rate of bad ones refers to."""
+        """Return a point as a cursor, and the number of samples that the count of bad samples is divided by for a rate.
+
+        The number includes the next step. It is at least `JUDGED_FROM`, or the size of the dataset or epoch if both are
+        smaller.
+        """
         cursor = self.cursor_at(point)
         seen = bad.judged(cursor.epoch, cursor.samples + self.kept.step, self._crew.world.size)
         return cursor, max(seen, min(max(self.size, self.size_of(cursor.epoch)), JUDGED_FROM))
@@ -140,13 +150,13 @@ class IndexedPlan:
         return make_plan(self._dataset, self._config, self.size, block)
 
     def use(self, plan: Plan) -> None:
-        """Follow another plan for the same data: bad samples are then replaced by its order."""
+        """Follow another plan for the same data. Workers are made again: the plan's order gives their replacements."""
         if plan is not self._plan:
             self._plan = plan
             self.version += 1
 
     def resize(self, size: int) -> None:
-        """Follow a dataset whose length has changed; workers hold the old one."""
+        """Make the plan again for a dataset whose length has changed. Workers are made again too."""
         self.size = size
         self.use(make_plan(self._dataset, self._config, size))
 
@@ -165,10 +175,10 @@ class IndexedPlan:
         self.skips = skips
 
     def stretches(self, epoch: int, steps: Sequence[range], samples: Sequence[range]) -> Skips:
-        """Return the stretches that steps and samples of an epoch are.
+        """Return the stretches of positions that these steps and samples of an epoch cover.
 
         Raises:
-            ValueError: If the epoch has fewer of them.
+            ValueError: If the epoch has fewer steps or samples.
         """
         found = [(epoch, part.start, part.stop) for part in samples]
         if steps:
@@ -187,7 +197,7 @@ class IndexedPlan:
     # The data
 
     def reader(self) -> BatchReader:
-        """Make what reads and collates the batches."""
+        """Make the BatchReader that reads and collates the batches."""
         return make_reader(self._dataset, self._config, self._plan, self.size, self.skips, step=self.kept.step)
 
     @functools.cached_property
@@ -196,7 +206,7 @@ class IndexedPlan:
         return self.reader().found_generators()
 
     def remarks(self, cursor: Cursor) -> Iterator[str]:
-        """Yield what a user should know before a pass from a cursor."""
+        """Yield the warnings for a user before a pass that starts at a cursor."""
         if self.order is not None and not self._is_sampler_known:
             self._is_sampler_known = True
             if (remark := unrepeatable(self.order, cursor.epoch)) is not None:
@@ -224,7 +234,7 @@ def make_plan(dataset: Any, config: LoaderConfig, size: int, block: int | None =
         dataset: The data.
         config: The settings.
         size: The number of samples; 0 for data without a length.
-        block: That of a shuffle of shards, if it is not the batch size.
+        block: The block of a shuffle by shards; None takes the batch size.
 
     Raises:
         TypeError: If `order` is neither an order nor a sampler.

@@ -1,4 +1,4 @@
-"""What makes the batches of a plan: a reader in each worker, and what it replaces bad samples by."""
+"""Make the reader of a plan's batches, and choose the order that its replacements of bad samples come from."""
 
 import functools
 from typing import Any
@@ -14,18 +14,18 @@ from loaderkit.system.overrides import own_attribute
 
 
 def make_reader(dataset: Any, config: LoaderConfig, plan: Plan, size: int, skips: Skips, *, step: int) -> BatchReader:
-    """Make what reads and collates the batches of a plan.
+    """Make the BatchReader that reads and collates the batches of a plan.
 
     Args:
         dataset: The data.
         config: The Loader's settings.
         plan: The plan of the whole order.
         size: The number of samples.
-        skips: What the run leaves out: it replaces no bad sample.
+        skips: Positions that the run leaves out. Their samples replace no bad ones.
         step: Samples in a full step of all ranks.
     """
     collate = config.collate_fn
-    if collate is None:  # one that is falsy counts
+    if collate is None:  # not `if not collate`: a collate function may be falsy
         collate = own_attribute(dataset, "default_collate")  # of a Pipeline
     make = functools.partial(
         BatchReader,
@@ -49,7 +49,7 @@ def make_reader(dataset: Any, config: LoaderConfig, plan: Plan, size: int, skips
         )
         for part in parts
     ]
-    # The most demanding one decides which engine can be used.
+    # The reader with the most demands decides which engine can be used.
     shown = max(readers, key=lambda one: (one.draws_from(), one.collate_fn is not None))
     ends = [part.end for part in parts if part.end is not None]
     return StagedReader(dataset, shown.collate_fn, config.seed, stages=readers, ends=ends)

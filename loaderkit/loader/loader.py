@@ -35,17 +35,17 @@ Batch = TypeVar("Batch", covariant=True, default=Any)
 class Loader(Generic[Batch]):
     """Yields batches over ranks and workers, and resumes anywhere.
 
-    Its data is a dataset or a stream.
-    It takes the arguments of `torch.utils.data.DataLoader`, and more. Each `iter()` is one epoch: the epoch that
-    `load_state_dict`, `seek` or `set_epoch` chose, from there on; otherwise the next one. The order of samples and their
-    random numbers depend on the seed and the epoch alone, not on the workers or on `torch.manual_seed` (see `lk.torch_seed`).
+    Its data is a dataset or a stream. It takes the arguments of `torch.utils.data.DataLoader`, and more. Each `iter()`
+    is one epoch. It starts at the position that `load_state_dict`, `seek` or `set_epoch` chose; otherwise it is the
+    next epoch. The order of samples and their random numbers depend on the seed and the epoch alone, not on the workers
+    or on `torch.manual_seed` (see `lk.torch_seed`).
 
     | setting | meaning (`LoaderConfig` documents all of them) |
     |---|---|
     | `batch_size` | samples in a batch of one rank; None yields single samples |
     | `shuffle`, `seed` | a new order in each epoch, the same on every rank |
     | `num_workers` | processes that read; "auto" counts the CPUs |
-    | `collate_fn` | makes a batch from a list of samples; the default stacks them, and packs the rows of a `pack` |
+    | `collate_fn` | makes a batch from a list of samples; the default stacks them, or packs rows of `data.pack(...)` |
     | `tail` | "keep", "drop" or "pad" the samples that do not fill a step of all ranks |
     | `order` | a sampler, or an order such as `Weighted`, in place of `shuffle` |
     | `plan`, `batch_sampler` | batches by length, such as `LengthBuckets`, or lists of indices, in place of `batch_size` |
@@ -55,12 +55,13 @@ class Loader(Generic[Batch]):
     last batch that the original yielded. `StreamDataset` describes what differs for streams.
 
     Args:
-        dataset: A dataset with `__len__` and `__getitem__` (or `__getitems__`, which reads a batch at once), a StreamDataset,
-            or another IterableDataset. The Loader does not seed the samples of one whose `draws_nothing` is true, and seeds
-            `lk.sample_rng()` alone for `draws_only_sample_rng`. A dataset may change its length between epochs only.
+        dataset: A dataset with `__len__` and `__getitem__` (or `__getitems__`, which reads a batch at once), a
+            StreamDataset, or another IterableDataset. If its attribute `draws_nothing` is true, the Loader seeds no
+            generator for its samples. If `draws_only_sample_rng` is true, it seeds only `lk.sample_rng()`. A dataset
+            may change its length between epochs only.
 
     Raises:
-        TypeError: If the data is neither indexed nor a stream, or there is no setting of a name.
+        TypeError: If the data is neither indexed nor a stream, or an argument is not a setting.
         ValueError: If a setting is out of range, is not for this kind of data, or contradicts another.
 
     Examples:
@@ -168,7 +169,7 @@ class Loader(Generic[Batch]):
 
     @property
     def position(self) -> Position:
-        """Where the loader stands, and how it goes on from there: for integrations with trainers."""
+        """The loader's position in its data, for integrations with trainers."""
         return self._position
 
     @property
@@ -178,12 +179,15 @@ class Loader(Generic[Batch]):
 
     @property
     def num_workers(self) -> int:
-        """The number of workers; "auto" as the number that it chose."""
+        """The number of workers. For "auto" it is the number that was chosen."""
         return self.position.crew.num_workers
 
     @property
     def collate_fn(self) -> Callable[[list[Any]], Batch]:
-        """The function that makes a batch from a list of samples; by default `PackCollate` for rows of a `pack`, else `stack`."""
+        """The function that makes a batch from a list of samples.
+
+        By default it is a `PackCollate` for the rows of `data.pack(...)`, and `stack` for other data.
+        """
         from loaderkit.reading.packed_rows import default_collate
         from loaderkit.system.stack import stack
 
@@ -215,8 +219,8 @@ class Loader(Generic[Batch]):
     def downloads(self) -> Downloads | None:
         """What this rank has downloaded from remote shards since the data was made; None if nothing. Read it at any time.
 
-        The Storage counts. So it is what all loaders whose data shares a Storage have downloaded. A stream's is counted if its
-        reader has `storage=`. On systems other than Linux, what worker processes download is not counted.
+        The Storage counts its downloads, so loaders whose data shares a Storage report the same numbers. A stream's
+        downloads are counted if its reader has `storage=`. Downloads by worker processes are counted on Linux only.
         """
         return self.position.downloads()
 
@@ -275,7 +279,7 @@ class Loader(Generic[Batch]):
         `iter()` continues the epoch.
 
         Args:
-            epoch: The epoch that lacks them.
+            epoch: The epoch that the ranges belong to.
             steps: Steps of all ranks, numbered from 0 as in an epoch without gaps, with this batch size on these ranks.
             samples: Positions in the epoch's order, which `cursor.samples` counts, over all ranks.
 
@@ -302,11 +306,11 @@ class Loader(Generic[Batch]):
         """Return a batch of this rank again, bit for bit, without moving the loader.
 
         It is made in this process, with the same random numbers. `StepLog.replay` finds the cursor of a training step, and
-        the settings of that time.
+        the settings that the step was trained with.
 
         Args:
             cursor: The position before the batch: `Cursor(epoch=3)` is the start of epoch 3.
-            ahead: Batches to pass over from there.
+            ahead: Batches to skip after the cursor.
 
         Raises:
             IndexError: If the epoch has no such batch.
@@ -384,7 +388,7 @@ class Loader(Generic[Batch]):
 
 
 class LoaderView(Loader[Batch]):
-    """Yields another Loader's batches in its own way; both stand at one position.
+    """Wraps another Loader and shares its position; the base of DeviceLoader.
 
     Args:
         loader: The Loader that is read.
@@ -438,7 +442,7 @@ def describe_data(data: Any) -> str:
     if hasattr(type(data), "__len__") and not isinstance(data, type):
         return f"{type(data).__name__} of {len(data):,} sample{'s' * (len(data) != 1)}"
     kind: Any = type(data)
-    if kind.__str__ is not object.__str__:  # it says what it is
+    if kind.__str__ is not object.__str__:  # its class describes it
         return str(data)
     made = data.func if isinstance(data, functools.partial) else data
     return f"what {getattr(made, '__name__', type(made).__name__)} makes"

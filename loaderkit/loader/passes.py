@@ -10,14 +10,14 @@ Mark = tuple[int, Point]  # the passes that had ended, and a point of the next o
 
 
 class Passes:
-    """Counts the batches of the present pass, and keeps the last points of those before it, for a log.
+    """Counts the batches of the present pass, and keeps the last point of each earlier pass, for a StepLog.
 
     Args:
         plan: The plan that the passes follow.
 
     Attributes:
         origin: Where the present pass started, or will start.
-        counted: Batches since then.
+        counted: Batches that were counted since then.
         left: Batches of the pass that are not counted yet.
     """
 
@@ -60,7 +60,7 @@ class Passes:
                 first, at = 0, self._plan.cursor_at(passes[number - 1])
                 if origin != at and not (origin.epoch > at.epoch and not origin.samples):  # something moved the loader
                     found, follows = [], False
-                follows = follows and not origin.plan  # then its number does not tell where this epoch began
+                follows = follows and not origin.plan  # else the epoch's number does not tell where the epoch began
             found += [(origin, batch) for batch in range(first, counted)]
         return found, follows
 

@@ -40,7 +40,7 @@ class Crew:
 
     @property
     def why(self) -> str:
-        """The reason for that number."""
+        """The reason for `num_workers`."""
         return self._workers[1]
 
     @functools.cached_property
@@ -56,7 +56,7 @@ class Crew:
 
 
 class IndexedBatches(Protocol):
-    """Answers for data with an index: each batch follows from a cursor."""
+    """Computes which samples a batch has, for data with an index: a cursor is enough."""
 
     def indices(self, epoch: int, batch: int) -> Int64Array:
         """Return the sample indices (B,) of a batch of this rank.
@@ -87,11 +87,11 @@ class ByIndex(Protocol):
         """Which samples are in which batch."""
 
     def skip(self, epoch: int, steps: Sequence[range], samples: Sequence[range]) -> None:
-        """Leave out steps and samples of an epoch, as far as they lie ahead; see `Loader.skip`."""
+        """Leave out those steps and samples of an epoch that are not read yet; see `Loader.skip`."""
 
 
 class PassLog(Protocol[P]):
-    """Tells a log which batches there were since it last asked."""
+    """Tells a StepLog which batches were counted since its last record."""
 
     def mark(self, point: P) -> Any:
         """Return a mark at a point of the present pass, for `since`."""
@@ -104,8 +104,8 @@ class PassLog(Protocol[P]):
             now: The point.
 
         Returns:
-            The points, and whether nothing has moved the position to another place inside an epoch since the mark. If
-            something has, they are those since then.
+            The points, and whether they continue from the mark. They do not if something has moved the position to
+            another place inside an epoch: the points are then those after that move.
         """
 
 
@@ -126,9 +126,9 @@ class Position(ABC, Generic[P]):
         begun: Whether a pass has started at this point, or was left here. The next pass then starts the next epoch.
         bad: The count of bad samples.
         meter: What the data has downloaded.
-        prepared: Whether an integration does for a trainer what the Loader does not.
+        prepared: Whether an integration wraps the Loader for Accelerate, which does not know a Loader's epochs.
         resumed: Whether a state was loaded and no pass has started since.
-        passes: The batches of the passes, for a log.
+        passes: Which batches were counted lately, for a StepLog.
     """
 
     passes: PassLog[P]
@@ -162,7 +162,7 @@ class Position(ABC, Generic[P]):
         """
 
     def check_end(self) -> None:
-        """Raise a RuntimeError if the batches ended before the epoch."""
+        """Raise a RuntimeError if the batches have ended before the epoch's end."""
 
     def why_over(self) -> str | None:
         """Say why no later epoch will have a batch either; None if one may have."""
@@ -274,7 +274,7 @@ class Position(ABC, Generic[P]):
     @property
     @abstractmethod
     def step(self) -> int | None:
-        """Samples in a full step of all ranks, the unit of `cursor.batches`; None for streams, which have no such unit."""
+        """Samples in a full step of all ranks (see `Plan.step`); None for streams, whose steps have no fixed size."""
 
     @abstractmethod
     def indexed(self, asked: str) -> "ByIndex":
@@ -295,7 +295,7 @@ class Position(ABC, Generic[P]):
             self.go_to(point)
 
     def check_ranks(self) -> None:
-        """Warn if ranks that should read the same data read different data."""
+        """Warn if ranks that may have to read the same data read different data."""
         if self.config.world is None and (shared := sharing_dimensions()):
             named = ", ".join(f"{name!r} ({size} ranks)" for name, size in shared.items())
             self.say(

@@ -1,4 +1,4 @@
-"""Datasets with a length that give the next sample of an iterator, whatever index they are asked for: torchio.Queue and its kind."""
+"""Refuse datasets that ignore the index and return the next sample of an iterator, as torchio's Queue does."""
 
 import dis
 import types
@@ -8,14 +8,14 @@ import torch.utils.data as torch_data
 
 from loaderkit.system.names import has_class
 
-_DEPTH = 8  # of datasets in datasets
+_DEPTH = 8  # levels of datasets inside datasets that are checked
 
 
 def check_by_index(dataset: object, depth: int = _DEPTH) -> None:
-    """Refuse a dataset, or one inside of it, whose samples depend on what was read before instead of on their index.
+    """Refuse a dataset whose samples depend on what was read before, not on their index. Check datasets inside it too.
 
     Raises:
-        TypeError: If it is torchio's Queue, or if it ignores the index and holds an iterator or a loader.
+        TypeError: If one is torchio's Queue, or ignores the index and holds an iterator or a DataLoader.
     """
     kind = type(dataset)
     if has_class(dataset, "torchio.data.queue.Queue"):
@@ -52,6 +52,6 @@ def _ignores_index(kind: type) -> bool:
     index = function.__code__.co_varnames[1]
     for instruction in dis.get_instructions(function):
         used = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
-        if index in used:  # also one that makes it a cell for a function inside
+        if index in used:  # also if the instruction only makes a cell variable of it, for an inner function
             return False
     return True

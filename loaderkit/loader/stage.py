@@ -18,7 +18,7 @@ Weights = Mapping[str, float | tuple[float, float]]
 class Stage:
     """A part of a training with its own sources and weights. See `Stages`.
 
-    Its batch size and its collate function may be its own, too.
+    It may also have its own batch size and collate function.
 
     Args:
         weights: The weight of each source by name, above 0; they need not sum to 1. A pair is the weight at the stage's
@@ -28,7 +28,7 @@ class Stage:
         samples: Samples of the stage, of all ranks together.
         steps: The stage's length in steps of `global_batch_size`, instead of `samples`.
         global_batch_size: Samples in a step of all ranks together, instead of `batch_size`. The number of ranks must divide it.
-        collate_fn: Makes the stage's batches; by default the Loader's does.
+        collate_fn: Makes the stage's batches; by default the Loader's `collate_fn` does.
 
     Raises:
         ValueError: If a weight or number is out of range, or the length or the batch size is missing or given twice.
@@ -114,13 +114,13 @@ class Stage:
 
 
 class StageRow(NamedTuple):
-    """What a stage reads of a source.
+    """What a stage reads from a source.
 
     Attributes:
         stage: Number of the stage.
         source: Name of the source.
-        samples: Samples that the stage reads of it.
-        tokens: Tokens in these: the stride of a TokenDataset, or the mean of `lengths()`, for each; None if unknown.
+        samples: Samples that the stage reads from the source.
+        tokens: Tokens in these samples, from the stride of a TokenDataset or the mean of `lengths()`; None if unknown.
         first_pass: Passes over the source before the stage; 2.5 is half of the third pass.
         last_pass: The same after the stage.
     """

@@ -18,23 +18,23 @@ from loaderkit.system.digests import shortened
 from loaderkit.system.overrides import is_map_style, own_attribute
 from loaderkit.system.suggest import did_you_mean
 
-Source = Any  # a dataset, or its size for a plan on paper
+Source = Any  # a dataset, or its size, to plan without data
 
 
 class StageSources:
     """Datasets by name, each in an order of its own.
 
-    Neither a source's shuffle nor the dealing depends on other sources that are added.
+    If sources are added, the shuffles of the others stay the same, and so does the dealing of their samples.
 
     Args:
         sources: The datasets by name, or their sizes.
-        orders: An order for some of them.
-        seed: Of the shuffles of the others.
+        orders: An order for some of the sources.
+        seed: The seed of the other sources' shuffles.
 
     Attributes:
         names: The names, sorted.
         sizes: Samples of each source.
-        lines: What deals their samples.
+        lines: Turns numbers of a source's samples into indices of the joined dataset.
 
     Raises:
         TypeError: If the sources have no names, or one is no dataset.
@@ -67,7 +67,7 @@ class StageSources:
         return ", ".join(f"{name}: {size:,}" for name, size in zip(self.names, self.sizes, strict=True))
 
     def check_names(self, names: Collection[str], where: str) -> None:
-        """Refuse a name that is none of the sources'."""
+        """Raise a ValueError for a name that is not a source. `where` says in the error who names it."""
         for name in names:
             if name not in self._sources:
                 raise ValueError(
@@ -82,7 +82,7 @@ class StageSources:
         return ConcatDataset(list(self._sources.values()))
 
     def blend(self, number: int, stage: Stage) -> Blend:
-        """Return the share of each source in a stage with a number."""
+        """Return the share of each source in a stage. `number` is the stage's number, for an error."""
         weights = stage.weights_by_name
         self.check_names(weights, f"stage {number}")
         ends = []
@@ -92,7 +92,7 @@ class StageSources:
         return Blend(stage.size, *ends)
 
     def tokens(self, name: str) -> float | None:
-        """Return the mean tokens of a source's samples; None if it does not know them."""
+        """Return the mean number of tokens in a source's samples; None if the source does not know it."""
         source = self._sources[name]
         stride = own_attribute(source, "stride")
         if isinstance(stride, int):
@@ -109,7 +109,7 @@ class StageSources:
         return f"sources({shortened('; '.join(parts))})"
 
     def explain(self, before: str, now: str) -> str:
-        """Return what differs between two texts of `identity`."""
+        """Return what differs between two texts of `identity`, as sentences for an error."""
         old, new = map(_sources_in, (before, now))
         if old is None or new is None:  # the text of many sources is a hash
             found = ", ".join(f"{name!r}: {_size(name, source):,} samples" for name, source in self._sources.items())
@@ -131,7 +131,7 @@ def _size(name: str, source: Source) -> int:
 
 
 def _sources_in(text: str) -> dict[str, str] | None:
-    """Return what an identity says of each source; None if it has only a hash."""
+    """Return the part of an `identity` that describes each source, by name; None if the identity is only a hash."""
     inner = text.removeprefix("sources(").removesuffix(")")
     parts = [part.split(": ", 1) for part in inner.split("; ")]
     return {part[0]: part[1] for part in parts} if all(len(part) == 2 for part in parts) else None

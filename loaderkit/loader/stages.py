@@ -23,7 +23,7 @@ from loaderkit.system.world import World
 class Stages(Plan):
     """Training in stages: a plan for `Loader(stages.dataset, plan=stages)`.
 
-    The whole schedule is one epoch. A stage takes the next samples of each source, where the stage before left it. A source
+    The whole schedule is one epoch. A stage continues each source after the samples that earlier stages read. A source
     that is used up starts its next pass, in another order. Within a window each source has its share, exact to one
     sample. A batch never has samples of two stages.
 
@@ -37,9 +37,9 @@ class Stages(Plan):
     Args:
         stages: The stages, in their order.
         sources: The datasets by name. A name always means the same samples: rows of another length need a name of their own, or
-            a `collate_fn` that cuts long rows. For a plan on paper, their sizes.
+            a `collate_fn` that cuts long rows. To plan without data, give sizes in place of datasets.
         orders: An order for some of the sources. The others are shuffled, datasets with shards by a ShardOrder.
-        seed: Of the shuffles.
+        seed: The seed of the shuffles.
         window: Positions over which shares are exact. Linear weights change in steps of whole windows, at most 256 in a stage.
         tail: What happens to the samples at a stage's end that do not fill a step of all ranks: "keep" spreads them evenly,
             "drop" leaves them out.
@@ -109,11 +109,11 @@ class Stages(Plan):
 
     @property
     def ends(self) -> list[int]:
-        """For each stage the samples of the schedule up to its end."""
+        """For each stage, the number of samples from the schedule's start to the stage's end."""
         return self.order.ends
 
     def parts(self) -> list[PlanPart]:
-        """Return the order, the end and the collate function of each stage, by positions of the schedule."""
+        """Return the order, end and collate function of each stage. Positions count from the schedule's start."""
         spans = pairwise([0, *self.ends])
         return [
             PlanPart(StageOrder(self.order, start, end), end, stage.collate_fn)
@@ -125,11 +125,11 @@ class Stages(Plan):
         return bisect_right(self.ends, max(0, self.samples_at(cursor) - 1))
 
     def samples_at(self, cursor: Cursor) -> int:
-        """Return the samples of the schedule, over all ranks, before a cursor."""
+        """Return how many samples of the schedule come before a cursor, over all ranks."""
         return _start(cursor) + cursor.samples
 
     def plan(self) -> "StagesPlan":
-        """Return what each stage reads of each source; `str()` gives a few lines of text. It reads no data."""
+        """Return what each stage reads from each source; `str()` gives a few lines of text. It reads no data."""
         rows = []
         before = self.order.counts(0)
         for number, (stage, end) in enumerate(zip(self.stages, self.ends, strict=True)):
@@ -151,7 +151,7 @@ class Stages(Plan):
             before = after
         return StagesPlan(tuple(self.stages), tuple(rows))
 
-    # As a plan
+    # The interface of a plan
 
     def with_world(self, world: World) -> Self:
         changed = copy.copy(self)
@@ -248,7 +248,7 @@ class Stages(Plan):
             raise bad_cursor("samples", cursor.samples, f"at most {total - _start(cursor):,}: to the end of the stages")
 
     def _stage_plans(self) -> list[BatchPlan]:
-        """Return the plan of each stage, which takes positions of the whole schedule."""
+        """Return the plan of each stage. Its cursors count samples from the start of the whole schedule."""
         if self._parts is None:
             self._parts = [
                 BatchPlan(
@@ -262,7 +262,11 @@ class Stages(Plan):
         return self._parts
 
     def _steps_after(self, position: int, *, counts: bool = False) -> int:
-        """Return the steps to the schedule's end; with `counts` also if the ranks can't share the first ones."""
+        """Return the number of steps from a position to the schedule's end.
+
+        Raise a ValueError if a stage's samples are too few to share among the ranks; with `counts`, count a step for
+        them.
+        """
         steps = 0
         for part, end in zip(self._stage_plans(), self.ends, strict=True):
             if position < end:
@@ -272,7 +276,10 @@ class Stages(Plan):
         return steps
 
     def _steps(self, part: BatchPlan, end: int, position: int) -> int:
-        """Return the steps of a stage from a position on."""
+        """Return the number of steps from a position to the stage's end.
+
+        Raise a ValueError if some ranks would get no sample.
+        """
         left, ranks = end - position, self.world.size
         if self.tail == "keep" and left < ranks:
             raise ValueError(
@@ -294,5 +301,5 @@ def _check_reads(plan: StagesPlan, window: int) -> None:
 
 
 def _start(cursor: Cursor) -> int:
-    """Return the samples of the schedule before the cursor's epoch."""
+    """Return how many samples of the schedule come before the cursor's epoch."""
     return cursor.plan[0] if cursor.plan else 0

@@ -34,7 +34,7 @@ MOST_STEPS = 2**32
 
 
 class Record(NamedTuple):
-    """The position before a batch, and the step that was trained on it."""
+    """The position before a batch, and the number of the step that was trained on the batch."""
 
     step: int
     epoch: int
@@ -48,7 +48,7 @@ class Section:
 
     Attributes:
         settings: See `StepLog`.
-        rows: The records (N,) by ascending step, with a field for each number.
+        rows: The records (N,) by ascending step, as a structured array.
     """
 
     settings: Mapping[str, Any]
@@ -64,8 +64,9 @@ class Content(NamedTuple):
     """What a file of steps holds.
 
     Attributes:
-        sections: Those with steps that count: of a step that was repeated after a resume, only the last time.
-        end: Bytes of whole records.
+        sections: The sections that have steps. If steps were repeated after a resume, only the last record of each
+            counts.
+        end: The offset in bytes after the last whole record.
     """
 
     sections: list[Section]
@@ -123,7 +124,7 @@ def read_steps(path: str | os.PathLike[str]) -> Content:
         if not sections:
             raise ValueError(f"StepLog: {path} has a step before any settings. It is damaged.")
         rows = np.frombuffer(content, _FIELDS, (at - start) // length, start)
-        for section in sections:  # the run went back, and repeats what they hold
+        for section in sections:  # the run may have gone back, and repeat their last steps
             section.rows = section.rows[: np.searchsorted(section.rows["step"], rows["step"][0])]
         sections[-1].rows = rows
     if at < size:

@@ -21,8 +21,8 @@ class StepBatch(NamedTuple):
     Attributes:
         rank: The rank.
         cursor: The position before the batch.
-        positions: Of its samples in the epoch's order (B,) int64.
-        indices: Of its samples in the dataset (B,) int64.
+        positions: The positions of its samples in the epoch's order (B,) int64.
+        indices: The indices of its samples in the dataset (B,) int64.
     """
 
     rank: int
@@ -61,8 +61,8 @@ class StepLog:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         self._file: int | None = None
-        self._loader: Loader | None = None  # that of the last record
-        self._mark: object = None  # where it stood then
+        self._loader: Loader | None = None  # the loader of the last record
+        self._mark: object = None  # its mark at the last record; see `PassLog`
         self._step = -1
         self._settings: Any = None
         self._read: tuple[int, list[Section]] | None = None  # the file's size, and what it held then
@@ -98,7 +98,7 @@ class StepLog:
         shape = {"ranks": loader.world.size, "batch_size": config.batch_size, "tail": config.tail_policy}
         settings = shape, loader.skips
         if not follows or step < self._step or settings != self._settings:
-            # The lanes of all ranks of a stream are too much for a log.
+            # A stream's state is too large for a log: it has the lanes of all ranks.
             start = None if position.step is None else position.state_at(batches[0])
             text = pack_settings({**shape, "start": start})
         for cursor in map(position.cursor_at, batches):
@@ -123,8 +123,8 @@ class StepLog:
     def settings(self, step: int) -> dict[str, Any]:
         """Return what a step was trained with.
 
-        These are `ranks`, `batch_size` of each, `tail`, and `start`: the loader's state before the first step with these
-        settings, None for a stream. The errors are those of `find`.
+        These are `ranks`, the `batch_size` of each rank, `tail`, and `start`: the loader's state before the first step
+        with these settings, None for a stream. The errors are those of `find`.
         """
         return dict(self._find(step)[0][0].settings)
 
@@ -151,14 +151,15 @@ class StepLog:
     def replay(self, loader: Loader, step: int, *, rank: int = 0) -> list[Any]:
         """Make the batches of a step again, bit for bit, as a rank got them; the loader does not move.
 
-        They are on the loader's device, if it has one. The arguments and errors are those of `locate`.
+        The batches are on the loader's device, if it has one. The arguments and errors are those of `locate`.
         """
         return [then.replay(cursor) for then, cursor in self._places(loader, step, rank)]
 
     def stretches(self, loader: Loader, first: int, last: int) -> tuple[tuple[int, int, int], ...]:
-        """Return what the steps from `first` to `last` have read: epochs, and positions of their orders.
+        """Return what steps `first` to `last` read, as (epoch, start, stop).
 
-        The arguments and errors are those of `locate`.
+        Each is a range of positions in the epoch's order; `stop` is not included. Ranges that touch are joined. The
+        errors are those of `locate`.
 
         Examples:
             >>> import tempfile
@@ -195,14 +196,14 @@ class StepLog:
                 yield StepBatch(each, cursor, key.positions, key.indices)
 
     def _places(self, loader: Loader, step: int, rank: int) -> Iterator[tuple[Loader, Cursor]]:
-        """Yield the loader as it was, and the position before each batch of a step."""
+        """Yield for each batch of a step a loader like the one of that time, and the cursor before the batch."""
         made: tuple[Section, Loader] | None = None
         for section, record in self._find(step):
             if made is None or made[0] is not section:
                 made = section, loader_then(loader, section.settings, rank)
             then = made[1]
             start = then.cursor
-            # Inside a window of a plan by length, a cursor needs what the plan adds to it.
+            # Inside a window of a plan by length, a cursor needs the plan's own values (`Cursor.plan`), not in the log.
             base = start if record.epoch == start.epoch else Cursor(epoch=record.epoch)
             ahead = record.batches - base.batches
             cursor = then.position.cursor_at((base, ahead)) if ahead >= 0 else Cursor()
@@ -242,7 +243,7 @@ class StepLog:
 
 
 def loader_then(loader: Loader, settings: Mapping[str, Any], rank: int) -> Loader:
-    """Return a loader like another, with the ranks, batch size and position that a log or a state has.
+    """Return a loader like another, with the number of ranks, batch size and position from a log's settings.
 
     Raises:
         StateError: If the data, order or seed is another.

@@ -24,7 +24,7 @@ class TrainerEpochs(torch_data.Sampler[int]):
         self._used = False
         self._loaded = -1  # the turn of the position just after a state was loaded
         self._loaded_step: int | None = None  # samples of a step in the run that wrote the state
-        self._loaded_batches: int | None = None  # of its epoch, by that run's count
+        self._loaded_batches: int | None = None  # of the state's epoch, as that run counted them
         self._last = (-1, -1)  # the turn and the epoch of the last call
         self._empty = 0  # epochs that the Trainer counted without reading a batch
 
@@ -133,7 +133,10 @@ class TrainerEpochs(torch_data.Sampler[int]):
 
 
 class _SetUp:
-    """Lightning's loop after `trainer.estimated_stepping_batches` was read: its loaders are made, and states of them wait."""
+    """Imitates Lightning's loop after `trainer.estimated_stepping_batches` was read.
+
+    Its loaders are made, and their saved states are not loaded yet.
+    """
 
     _combined_loader = _data_fetcher = ()
     _combined_loader_states_to_load: object = ({},)
@@ -146,7 +149,10 @@ class _SetUp:
 
 
 def _drops_states() -> bool:
-    """Return whether the imported Lightning drops states that wait: 2.6 does, a later one may not. It is asked what it does."""
+    """Return whether the imported Lightning drops loader states that it has not loaded yet.
+
+    Lightning 2.6 does, a later one may not. So this runs Lightning's own method on a `_SetUp`.
+    """
     loops = [sys.modules.get(f"{name}.loops.fit_loop") for name in ("lightning.pytorch", "pytorch_lightning")]
     asked = _SetUp()
     for loop in loops:

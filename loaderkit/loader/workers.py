@@ -12,7 +12,7 @@ from loaderkit.loader.position import Crew
 
 
 class Workers:
-    """Makes the engine of a plan when a pass starts, and another one after the plan has changed for workers.
+    """Makes the engine when a pass starts, and makes another if the plan has changed in a way that concerns workers.
 
     Args:
         dataset: The data.
@@ -24,7 +24,7 @@ class Workers:
     def __init__(self, dataset: object, config: LoaderConfig, crew: Crew, plan: IndexedPlan) -> None:
         self._dataset, self._config, self._crew, self._plan = dataset, config, crew, plan
         self._engine: Engine | None = None
-        self._version = plan.version  # of the plan, for which the engine was made
+        self._version = plan.version  # the plan's version that the engine was made for
 
     def start(self) -> Engine:
         """Return the engine for the plan as it is now."""

@@ -16,13 +16,13 @@ from loaderkit.sampling.skips import Skips
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.world import World
 
-# Positions and steps in one call of the order: this spreads numpy's cost per call over many batches.
+# The most positions and steps in one call of the order: this spreads numpy's cost per call over many batches.
 _LOOKED_UP, _STEPS = 1 << 15, 1 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan(Plan):
-    """Batches of a fixed size, in the order's order.
+    """Batches of a fixed size, cut from an order one after another.
 
     A step takes the next `world.size` x `batch_size` samples. Each rank takes its own stretch of them, or its own lanes of a
     ShardOrder. `tail` says what happens at an epoch's end:

@@ -18,7 +18,7 @@ from loaderkit.system.digests import digest
 from loaderkit.system.indices import FROM_MASK
 from loaderkit.system.world import World
 
-MOST_BATCHES = 1 << 18  # batches of a batch sampler that has no length, unless the data is large
+MOST_BATCHES = 1 << 18  # the most batches of a batch sampler without a length, unless the data is large
 
 
 class BatchSamplerOrder(SamplerOrder):
@@ -28,11 +28,11 @@ class BatchSamplerOrder(SamplerOrder):
 
     Args:
         sampler: Yields lists of indices or keys.
-        seed: Of the global generators while it draws.
-        most: Batches in an epoch of a sampler without a length.
+        seed: Seeds the global generators while the sampler draws.
+        most: The most batches in an epoch of a sampler without a length.
 
     Raises:
-        ValueError: If the sampler gives each rank its part; the Loader does that.
+        ValueError: If the sampler splits the samples over the ranks, which the Loader does itself.
     """
 
     def __init__(self, sampler: Iterable[Sequence[object]], *, seed: int = 0, most: int = MOST_BATCHES) -> None:
@@ -85,7 +85,7 @@ class BatchSamplerPlan(Plan):
     leaves out the last ones, and "pad" repeats the first ones.
 
     Args:
-        order: The batches.
+        order: The indices of the batches, one batch after another.
         tail: See above.
         world: This rank and the number of ranks.
     """

@@ -1,4 +1,4 @@
-"""The state of a loader over indexed data: its position, and the data and order that this belongs to."""
+"""The state of a loader over indexed data: a position, and the data and order that the position belongs to."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -72,7 +72,7 @@ class Cursor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """The data and order that a cursor belongs to. It has no meaning in others.
+    """The data and order without which a cursor has no meaning.
 
     Attributes:
         dataset: Fingerprint of the dataset.
@@ -88,14 +88,14 @@ class Identity:
 
 
 class Saved(NamedTuple):
-    """What a state says.
+    """The content of a state.
 
     Attributes:
         cursor: The position.
-        identity: The data and order that it belongs to.
-        step: Samples of a full step of all ranks: the unit of `cursor.batches`.
+        identity: The data and order that the position belongs to.
+        step: Size of a full step of all ranks, in samples (see `Plan.step`).
         bad: Bad samples of the epoch so far.
-        judged: Samples of the epoch among which these were found.
+        judged: Number of the epoch's samples among which the bad ones were found.
         skips: What this epoch and later ones leave out.
         private: What happens to the random generators that the data keeps, "seed" or "leave"; None if it keeps none.
     """
@@ -151,7 +151,7 @@ def check_resume(
 
     Args:
         cursor: The saved position.
-        saved: The data and order that it belongs to.
+        saved: The data and order that the position belongs to.
         found: The data and order of this loader, in the cursor's epoch.
         size: Samples of the cursor's epoch.
         explain: Returns what the error adds about two datasets that differ.

@@ -1,7 +1,7 @@
-"""What tells one dataset from another in a state: a short text that changes with the data, not with transforms.
+"""Fingerprints: short texts by which a state tells datasets apart. They change with the data, not with transforms.
 
-A dataset says it by `fingerprint`. For data of torch, numpy, Python and Hugging Face that cannot say it, this file does. The
-cost does not grow with the data: a few entries stand for all.
+A dataset gives its own by `fingerprint`. For datasets of torch, numpy, Python and Hugging Face that have none, this
+file makes one. It reads a few entries of the data only, so its cost does not grow with the data.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,18 +23,18 @@ from loaderkit.system.overrides import own_attribute
 from loaderkit.system.types import Array
 
 T = TypeVar("T")
-_INDICES = 1024  # of a subset that are compared; all of a smaller one
-_ENTRIES = 64  # of a list that are compared
-_ROWS = 16  # of an array that are compared; rows may be large
+_INDICES = 1024  # of a subset that are hashed; all of a smaller subset
+_ENTRIES = 64  # of a list that are hashed
+_ROWS = 16  # of an array that are hashed; rows may be large
 _READS = (list.__getitem__, tuple.__getitem__, range.__getitem__)
 
 
 @dataclass(frozen=True)
 class _Asking:
-    """How fingerprints are asked for."""
+    """How fingerprints are made."""
 
-    as_before: bool = False  # as a loaderkit did that knew only methods
-    nameless: set[str] | None = None  # collects classes that nothing tells from other data of the same length
+    as_before: bool = False  # as in an earlier loaderkit, which knew only methods
+    nameless: set[str] | None = None  # collects the names of classes whose data has no fingerprint
 
 
 _asking: ContextVar[_Asking] = ContextVar("_asking", default=_Asking())  # noqa: B039 - it is frozen
@@ -53,7 +53,7 @@ def fingerprint(dataset: object, size: int) -> str:
 
 
 def fingerprint_of(dataset: object) -> str:
-    """Return the text that tells a dataset from others of its length; empty if nothing does."""
+    """Return a dataset's fingerprint without its length; empty if it has none."""
     return _text(dataset) or ""
 
 
@@ -63,7 +63,7 @@ def fingerprint_of_part(dataset: Any) -> str:
 
 
 def fingerprint_of_reader(read: object) -> str | None:
-    """Return what a stream's reader adds to the names of its shards; None if nothing."""
+    """Return the fingerprint of a stream's reader, which says more than the shards' names; None if it has none."""
     if _asking.get().as_before:
         own = getattr(read, "fingerprint", None)
     elif callable(own := own_attribute(read, "fingerprint")):
@@ -73,7 +73,7 @@ def fingerprint_of_reader(read: object) -> str | None:
 
 @contextmanager
 def as_before() -> Iterator[None]:
-    """Within it, fingerprints are those of an earlier loaderkit, which asked only for a method `fingerprint`."""
+    """Return a context in which fingerprints are made as in an earlier loaderkit: only from a method `fingerprint`."""
     token = _asking.set(_Asking(as_before=True))
     try:
         yield
@@ -83,7 +83,7 @@ def as_before() -> Iterator[None]:
 
 @contextmanager
 def nameless() -> Iterator[set[str]]:
-    """Collect the names of the classes that were asked for a fingerprint and that nothing tells from other data."""
+    """Return a context that collects the names of classes whose data was asked for a fingerprint and has none."""
     found: set[str] = set()
     token = _asking.set(_Asking(nameless=found))
     try:
@@ -93,10 +93,12 @@ def nameless() -> Iterator[set[str]]:
 
 
 def named_as_saved(ask: Callable[[], Mapping[str, T]], saved: Mapping[str, object]) -> dict[str, T]:
-    """Return what names data and order, each name as a state has it if an earlier loaderkit named it so.
+    """Return the names of this loader's data and order, for comparison with a state.
+
+    If a name differs from the state's, but an earlier loaderkit would have made the state's name, return the state's.
 
     Args:
-        ask: Returns the names.
+        ask: Returns the names of this loader's data and order.
         saved: The names in the state.
     """
     found = dict(ask())
@@ -118,7 +120,7 @@ def _text(dataset: object) -> str | None:
         own = getattr(dataset, "fingerprint", None)
         try:
             return str(own()) if callable(own) else None
-        except TypeError:  # a forwarded name may be anything
+        except TypeError:  # if attributes are forwarded to another object, this one may be anything
             return None
     own = own_attribute(dataset, "fingerprint")
     found = own() if callable(own) else own
@@ -130,7 +132,7 @@ def _text(dataset: object) -> str | None:
 
 
 def _of_foreign(dataset: object) -> str | None:
-    """Return a text for data that has no fingerprint itself; None if its class is not known."""
+    """Return a text for a dataset that defines no fingerprint; None if its class is not known."""
     if isinstance(dataset, torch_data.Subset):
         return f"subset({len(dataset)} of {fingerprint_of_part(dataset.dataset)}, {_of_indices(dataset.indices)})"
     if isinstance(dataset, torch_data.ConcatDataset):
@@ -153,7 +155,7 @@ def _of_foreign(dataset: object) -> str | None:
 
 
 def _of_indices(indices: Any) -> str:
-    """Return a digest of integers (N,), or of some of them that are spread."""
+    """Return a digest of integers (N,); of more than `_INDICES` only a spread part is hashed."""
     if len(indices) > _INDICES:
         rows = spread_rows(len(indices), _INDICES)
         is_array = isinstance(indices, Tensor | np.ndarray)
@@ -180,13 +182,16 @@ def _of_arrays(kind: str, arrays: Sequence[Tensor | Array]) -> str | None:
 
 
 def _of_entries(values: Any) -> str | None:
-    """Return a digest of entries spread over a list, or None unless they are plain values that no reader can change."""
+    """Return a digest of entries spread over a list; None if one is not a plain value, which a reader could change."""
     texts = [_of_entry(values[row]) for row in spread_rows(len(values), _ENTRIES).tolist()]
     return None if None in texts else f"list {digest(*map(str, texts))}"
 
 
 def _of_entry(value: object) -> str | None:
-    """Return a text for a value that cannot change; None for others. Of an absolute path the last two parts count: data may move."""
+    """Return a text for a value that cannot change; None for others.
+
+    Of an absolute path, only the last two parts count, because data may move.
+    """
     if isinstance(value, PurePath) or (isinstance(value, str) and value.startswith("/")):
         return "path" + "/".join(PurePath(value).parts[-2:])
     if isinstance(value, np.generic) and not value.dtype.hasobject:
@@ -198,9 +203,9 @@ def _of_entry(value: object) -> str | None:
 
 
 def _of_hugging_face(dataset: Any) -> str:
-    """Return the library's fingerprint, or, with a function as its format, one of the chosen rows and the columns.
+    """Return the library's fingerprint; if a function is the dataset's format, a digest of its columns and chosen rows.
 
-    The library's would cover the function, whose hash may differ from process to process.
+    The library's fingerprint would include the function, whose hash may differ from process to process.
     """
     if (dataset.format or {}).get("type") != "custom":
         return str(dataset._fingerprint)

@@ -1,4 +1,4 @@
-"""What a sampler gives: indices of samples, or keys of another kind, such as regions of a map or pairs of an index and a size."""
+"""The values that a sampler gives: indices of samples, or keys of another kind, such as pairs (index, size)."""
 
 import io
 import operator
@@ -19,7 +19,7 @@ _NO_KEYS = (bool, float, list, np.bool_, np.floating, np.ndarray, type(None))
 
 
 def drawn_keys(values: list[Any]) -> Keys:
-    """Return what a sampler gives: indices (N,) int64, or keys (N,) of another kind.
+    """Return a sampler's values as an array: indices (N,) int64, or keys (N,) of another kind as objects.
 
     Raises:
         TypeError: If it gives masks, floats, lists or arrays, or both indices and other keys.
@@ -50,7 +50,7 @@ def as_keys(values: Iterable[object]) -> Keys:
 
 
 def like(keys: Keys, values: list[object]) -> Keys:
-    """Return values (N,) as an array of the kind that `keys` are: indices or other keys."""
+    """Return values (N,) as an array of the same kind as `keys`: int64 indices, or objects."""
     return as_keys(values) if keys.dtype == object else np.array(values, dtype=np.int64)
 
 

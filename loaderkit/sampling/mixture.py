@@ -22,10 +22,10 @@ class Mixture(Order):
     is used up starts its next pass. An epoch continues each source where the previous epoch left it.
 
     Args:
-        sources: The datasets, or their sizes, or an Order for each that reads a whole dataset. Datasets and sizes are
-            shuffled; a dataset with shards by a ShardOrder.
+        sources: The datasets, or their sizes, or Orders that each read a whole dataset. Datasets and sizes are
+            shuffled, datasets with shards by a ShardOrder.
         weights: One for each source, above 0; they need not sum to 1 (S,).
-        seed: Of the shuffle of sources that are not given as orders.
+        seed: The seed of the shuffle of sources that are not given as orders.
         size: Positions in an epoch; by default the sum of the sources' sizes.
         window: Positions over which the shares are exact.
 
@@ -106,12 +106,12 @@ class Mixture(Order):
         return counts / np.array(self._sizes, dtype=np.float64)
 
     def _in_epoch(self) -> Int64Array:
-        """Return the samples of each source (S,) in an epoch."""
+        """Return how many samples of each source (S,) an epoch has."""
         whole, rest = divmod(self._size, self._window)
         return whole * split_window(self._weights, self._window) + split_window(self._weights, rest)
 
     def _dealt(self, epoch: int, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return each position's source (N,), and the samples of that source before it (N,)."""
+        """Return the source (N,) of each position, and how many samples of that source come before it (N,)."""
         whole, rest = divmod(self._size, self._window)
         windows: Int64Array = positions // self._window
         slots = positions - windows * self._window
@@ -125,7 +125,7 @@ class Mixture(Order):
         return source, count
 
     def _pattern(self, window: int) -> tuple[Int64Array, Int64Array]:
-        """Return the source (W,) of each place in a window, and the samples of that source before it there (W,)."""
+        """Return the source (W,) of each place in a window, and how many earlier places have the same source (W,)."""
         if window not in self._epochs:
             self._epochs[window] = spread(split_window(self._weights, window))
         return self._epochs[window]

@@ -52,11 +52,11 @@ class Order(ABC):
         """Return the largest index plus one: the smallest size of a dataset for this order."""
 
     def shard_block(self) -> int | None:
-        """Return the positions that come from one part of the shards before the next part's turn; None if there are no parts."""
+        """Return how many positions in a row come from one lane of shards; None if the order has no lanes."""
         return None
 
     def is_same_each_epoch(self) -> bool:
-        """Return whether all epochs are known to be the same."""
+        """Return whether all epochs are known to have the same indices in the same order."""
         return False
 
     def is_endless(self, epoch: int) -> bool:
@@ -75,22 +75,25 @@ class Order(ABC):
         return self.at(epoch, np.arange(start, stop, dtype=np.int64))
 
     def share(self, epoch: int, starts: Int64Array, step: int, low: int, high: int) -> Int64Array:
-        """Return a rank's positions (S, high - low) in steps that begin at `starts` (S,) and have `step` positions each.
+        """Return the positions (S, high - low) of one rank: those from `low` to `high` of each step.
 
-        The ranks take the stretches [low, high) of each step, one after another. An order may sort a step's positions
-        first, always in the same way, so that a rank keeps to its own part of the data.
+        The steps begin at `starts` (S,) and have `step` positions each. An order may sort a step's positions first,
+        always in the same way, so that a rank keeps to its own part of the data.
         """
         return starts[:, None] + np.arange(low, high, dtype=np.int64)
 
     def spans(self, epoch: int, ends: Int64Array) -> tuple[Int64Array, Int64Array] | None:
-        """Return the first and the last position of each part of the dataset (S,), or None if that would take long.
+        """Return the first and the last position of each part of the dataset, each (S,).
 
-        Part s has the indices from `ends[s - 1]` to `ends[s]`. An earlier first position and a later last one may be given.
+        Return None if that would take long.
+
+        Part s has the indices from `ends[s - 1]` up to `ends[s]`, excluded; part 0 begins at 0. The first position may
+        be too early, and the last too late.
         """
         return None
 
     def cost(self, world: World, batch_size: int) -> str | None:
-        """Return what reads in this order keep in use on these ranks, in words, or None if there is nothing to say."""
+        """Say in words what reads in this order keep in use, such as shards; None if there is nothing to say."""
         return None
 
     def remark(self, world: World, batch_size: int) -> str | None:
@@ -100,7 +103,7 @@ class Order(ABC):
     def __repr__(self) -> str:
         try:
             size = self.size(0)
-        except Exception:  # a debugger also asks for what is half made
+        except Exception:  # a debugger may show an object whose `__init__` has not finished
             return object.__repr__(self)
         return f"{type(self).__name__}: {size:,} sample{'s' * (size != 1)} an epoch{self._details()}"
 
@@ -125,7 +128,10 @@ def indices_at(order: Order, epoch: int, positions: Int64Array) -> Array:
 
 
 def cached(order: Any, epoch: int, make: Callable[[], T]) -> T:
-    """Return what an epoch needs, made at most once. One epoch is kept at a time; threads may use different epochs."""
+    """Return the value that `make` gives for an epoch, kept until another epoch is asked for.
+
+    Threads may use different epochs at the same time.
+    """
     epochs: dict[int, T] = order._epochs
     value = epochs.get(epoch)
     if value is None:
@@ -182,7 +188,7 @@ class Shuffled(Order):
 
     Args:
         length: Samples of the dataset.
-        seed: Of the shuffle.
+        seed: The seed of the shuffle.
 
     Examples:
         >>> order = lk.Shuffled(10, seed=0)
@@ -221,7 +227,7 @@ class Subset(Order):
     Args:
         indices: Integers (N,).
         shuffle: Whether they come in a new order each epoch.
-        seed: Of the shuffle.
+        seed: The seed of the shuffle.
 
     Examples:
         >>> order = lk.Subset([7, 2, 5])

@@ -36,11 +36,11 @@ class BatchKey:
 
 @dataclass(frozen=True, slots=True)
 class PlanPart:
-    """A part of the positions whose batches are made in one way.
+    """A range of positions with one order and one collate function.
 
     Attributes:
         order: The order of the samples, by positions of the whole plan; None if the plan has none.
-        end: The position after the part's last; None if the plan has one part alone.
+        end: The position after the part's last; None if the plan has only one part.
         collate_fn: Makes its batches; None means the Loader's.
     """
 
@@ -54,7 +54,7 @@ class Cuts(NamedTuple):
 
     Attributes:
         lengths: The length of each sample of the dataset (N,).
-        piece_length: The length of a piece, but for a sample's last.
+        piece_length: The length of each piece, except the last one of a sample, which may be shorter.
     """
 
     lengths: Int64Array
@@ -101,17 +101,20 @@ class Plan(ABC):
         """Return a text that names the order of the samples: its version and all settings that shape it."""
 
     def identity(self, cursor: Cursor, dataset: object, size: int) -> tuple[str, str]:
-        """Return texts that name the dataset and the order that a cursor belongs to, for its state."""
+        """Return texts that name the dataset and the order that a cursor belongs to, for the cursor's state."""
         return fingerprint(dataset, size), self.key(cursor.epoch)
 
     def explain(self, before: str, now: str) -> str:
-        """Return what an error adds about two datasets that differ, by the texts of `identity`."""
+        """Return sentences for an error that say how two datasets differ, given their texts from `identity`."""
         return ""
 
     @property
     @abstractmethod
     def step(self) -> int:
-        """Return the samples of a full step, over all ranks: the unit of `cursor.batches`."""
+        """Return the size of a full step over all ranks, in samples; in batches or tokens if a plan has no batch size.
+
+        If it changes, `cursor.batches` counts steps of another size.
+        """
 
     @abstractmethod
     def remaining(self, cursor: Cursor) -> int:

@@ -32,12 +32,12 @@ class Weighted(Order):
 
     Args:
         weights: Weight of each sample, at least 0, finite, not all 0 (N,).
-        seed: Of the draw.
+        seed: The seed of the draw.
         size: Positions in an epoch; by default N, or without replacement the number of weights above 0.
         replacement: Whether an index may come more than once an epoch.
 
     Raises:
-        ValueError: If the weights can't be drawn by, or `size` is out of range.
+        ValueError: If a weight is negative or not finite, all are 0, their sum overflows, or `size` is out of range.
 
     Examples:
         >>> order = lk.Weighted([0, 1, 3], size=1000)
@@ -130,11 +130,11 @@ class SamplerOrder(Order):
 
     Args:
         sampler: Yields indices or keys.
-        seed: Of the global generators while it draws.
+        seed: Seeds the global generators while the sampler draws.
         most: Indices of a sampler without a length that are drawn at the epoch's start.
 
     Raises:
-        ValueError: If the sampler gives each rank its part; the Loader does that.
+        ValueError: If the sampler splits the samples over the ranks, which the Loader does itself.
     """
 
     def __init__(self, sampler: Iterable[object], *, seed: int = 0, most: int = _MOST) -> None:
@@ -184,11 +184,11 @@ class SamplerOrder(Order):
         return int(drawn.max()) + 1 if drawn.size and drawn.dtype != object else 0
 
     def _digest(self, epoch: int) -> str:
-        """Return a digest of what the epoch draws."""
+        """Return a digest of the epoch's indices or keys; of an endless epoch, of the first ones."""
         drawn = self._drawn(epoch)
         if drawn.dtype != object:
             return digest(drawn)
-        if self._digested[0] is not drawn:  # keys are pickled for it
+        if self._digested[0] is not drawn:  # kept, because a digest pickles all keys
             self._digested = drawn, digest_of(drawn)
         return self._digested[1]
 
@@ -216,7 +216,7 @@ class SamplerOrder(Order):
 class Drawing:
     """What a sampler gives in one epoch, drawn in parts, with the global generators seeded from (seed, epoch).
 
-    Between the parts the generators are the caller's.
+    Between the parts, the global generators have the caller's state.
     """
 
     def __init__(self, sampler: Iterable[object], seed: int, epoch: int) -> None:
@@ -228,7 +228,7 @@ class Drawing:
         self.name = type(sampler).__name__
 
     def take(self, count: int) -> list[object]:
-        """Return the next values, fewer at the epoch's end."""
+        """Return the next `count` values; fewer at the epoch's end."""
         with self._seeds:
             if self._values is None:
                 set_epoch = getattr(self._sampler, "set_epoch", None)
@@ -287,7 +287,7 @@ class _Endless:
             return np.take(self._recent, positions - self._start)
 
     def _draw(self, first: int) -> None:
-        """Draw on. Keep indices from position `first` on, and the last ones before it."""
+        """Draw the next part. Keep indices from position `first` on, and at least the last `_KEPT` before the part."""
         drawn = drawn_keys(self._drawing.take(_PART))
         end = self._start + len(self._recent)
         if len(drawn) < _PART:
@@ -303,7 +303,7 @@ def _length(sampler: Any) -> int | None:
     try:
         return len(sampler)
     except Exception:
-        # One without a length raises TypeError, NotImplementedError or ValueError, and DataLoader asks none.
+        # A sampler without a length raises TypeError, NotImplementedError or ValueError; DataLoader needs no length.
         return None
 
 

@@ -18,10 +18,10 @@ from loaderkit.system.world import World
 
 MAX_WINDOW = 1 << 16
 _POSITIONS = 1 << 14  # looked up at a time, so that temporaries stay in a core's cache
-_KEPT_SAMPLES = 1 << 18  # of the windows that are kept, 8 bytes each
-_SMALL = 16  # windows: of smaller data each node may read all
+_KEPT_SAMPLES = 1 << 18  # samples of the windows that are kept in memory, 8 bytes each
+_SMALL = 16  # windows; without a warning, each node may read all of smaller data
 _TOO_MUCH = 1.5  # a node that reads more than this times its part of the data gets a warning
-_INCREMENT = 0x5851F42D4C957F2D14057B7EF767814F  # of the windows' generator: any odd number
+_INCREMENT = 0x5851F42D4C957F2D14057B7EF767814F  # of the random generator that shuffles windows: any odd number
 
 
 class ShardOrder(Order):
@@ -31,7 +31,7 @@ class ShardOrder(Order):
     The seed shuffles the shards into a line and cuts it into `lanes` pieces whose sizes differ by at most one. A lane is
     one such piece, and keeps its shards in all epochs. Each epoch shuffles the shards within each lane, cuts the lane
     into windows of `window` samples, and shuffles each window (a true permutation). Blocks of positions come from the
-    lanes in turn; the rest of each lane, less than a block, comes at the end. Nothing is dropped.
+    lanes in turn; the rest of each lane, at most a block, comes at the end. Nothing is dropped.
 
     **Nodes.** The ranks share each step's samples by lane, so that neighbouring ranks read neighbouring lanes. If the
     ranks divide the lanes, each lane belongs to one rank for good, and a node's cache serves all epochs. Else two nodes
@@ -50,7 +50,7 @@ class ShardOrder(Order):
 
     Args:
         shard_sizes: Samples in each shard, in the dataset's order, 0 or more (S,).
-        seed: Of the shuffle.
+        seed: The seed of the shuffle.
         lanes: Places that are read in turn, over all ranks and workers. More lanes suit more nodes, and keep more shards
             in use: see `shards_in_use`. None means 16, 32 from 256 shards on, and 64 from 512 on; fewer if a lane would
             be shorter than a window.
@@ -137,7 +137,10 @@ class ShardOrder(Order):
         return self._turns.by_lane(starts, step, low, high)
 
     def spans(self, epoch: int, ends: Int64Array) -> tuple[Int64Array, Int64Array] | None:
-        """Return where the windows that reach into each shard begin and end (S,); None if `ends` are not the shards'."""
+        """Return the first and the last position of the windows that have samples of each shard, each (S,).
+
+        Return None if `ends` are not the ends of this order's shards.
+        """
         return self._windows(epoch).spans(self._turns, ends) if np.array_equal(ends, self._ends) else None
 
     def cost(self, world: World, batch_size: int) -> str:
@@ -168,19 +171,19 @@ class ShardOrder(Order):
 
     @property
     def shards_in_use(self) -> int:
-        """About how many shards are read at a time, over all ranks: each lane's windows reach into so many."""
+        """About how many shards are read at a time, over all ranks: those with samples in the lanes' open windows."""
         filled = self.shard_sizes[self.shard_sizes > 0]
         if not len(filled):
             return 0
         return min(len(filled), round(self.lanes * (1.3 + self.window / float(filled.mean()))))
 
     def nodes_read(self, nodes: int, ranks_per_node: int = 1, batch_size: int | None = None) -> float:
-        """Return the largest share of the data that a node reads, over an even share: 1 is ideal, `nodes` the worst.
+        """Return how much of the data a node reads at most, divided by an even part: 1 is best, `nodes` is worst.
 
         Args:
             nodes: Nodes that train together.
-            ranks_per_node: Ranks on each of them.
-            batch_size: Of each rank. Default: the block.
+            ranks_per_node: Ranks on each node.
+            batch_size: The batch size of each rank; by default the block.
 
         Examples:
             >>> order = lk.ShardOrder([1000] * 640, block=100)
@@ -207,10 +210,11 @@ class ShardOrder(Order):
 
 
 class _Turns:
-    """Which lane has its turn at each position. All lanes have `turns` turns of a block, then one with their rest.
+    """Converts positions of the order to lanes and offsets within them, and back.
 
-    In the order of turns, any few neighbours are spread evenly over all lanes. So each step takes about as much from
-    each node's lanes.
+    The lanes take turns. In each round, every lane gives a block of positions. After the last full round, every lane
+    gives the rest of its samples. A round visits the lanes in the order of `spread_out`, which spreads any few turns in
+    a row evenly over the lanes. So each step takes about as many samples from each node's lanes.
     """
 
     def __init__(self, size: int, lanes: int, block: int) -> None:
@@ -220,11 +224,11 @@ class _Turns:
         self._turns = size // lanes // block
         self._dealt = self._turns * lanes * block
         rest = lane_sizes(size, lanes) - self._turns * block
-        self._rest_ends = rest[self._lane_of_turn].cumsum()  # (L,) by turn
+        self._rest_ends = rest[self._lane_of_turn].cumsum()  # (L,), in the order of turns
         self._rest_begins = self._rest_ends - rest[self._lane_of_turn]
 
     def places(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the lane of each position (N,), and its place in that lane."""
+        """Return the lane of each position (N,), and the offset in that lane (N,)."""
         number, offset = np.divmod(positions, self._block)
         number, turn = np.divmod(number, self._lanes)
         offset += number * self._block
@@ -236,7 +240,7 @@ class _Turns:
         return self._lane_of_turn[turn], offset
 
     def positions(self, lane: Int64Array, offset: Int64Array) -> Int64Array:
-        """Return the position of each place (N,)."""
+        """Return the position (N,) of each offset in a lane; the inverse of `places`."""
         turn = self._turn_of_lane[lane]
         number, inside = np.divmod(offset, self._block)
         late = self._dealt + self._rest_begins[turn] + offset - self._turns * self._block
@@ -244,14 +248,14 @@ class _Turns:
         return found
 
     def cut(self, starts: Int64Array, step: int) -> tuple[Int64Array, Int64Array]:
-        """Return where each step (S,) begins and ends in each lane (S, L)."""
+        """Return the offset in each lane where each step begins, and where it ends, both (S, L)."""
         return self._below(starts), self._below(starts + step)
 
     def by_lane(self, starts: Int64Array, step: int, low: int, high: int) -> Int64Array:
         """Sort the positions of each step (S,) by lane, and return `low` to `high` of each (S, high - low)."""
         begin, end = self.cut(starts, step)
         ends = (end - begin).cumsum(1)
-        before = ends - (end - begin)  # of the step's positions, those in earlier lanes
+        before = ends - (end - begin)  # how many of the step's positions are in earlier lanes
         first = np.clip(before, low, high)
         counts = (np.clip(ends, low, high) - first).reshape(-1)
         base = (begin + first - before).reshape(-1)
@@ -262,7 +266,7 @@ class _Turns:
         return self.positions(np.repeat(lane, counts), offset).reshape(len(starts), high - low)
 
     def _below(self, positions: Int64Array) -> Int64Array:
-        """Return how many places of each lane lie below each position (S, L)."""
+        """Return how many samples of each lane come before each position (S, L)."""
         turn = self._turn_of_lane
         number, rest = np.divmod(np.minimum(positions, self._dealt), self._lanes * self._block)
         taken = np.clip(rest[:, None] - turn * self._block, 0, self._block) + (number * self._block)[:, None]
@@ -273,7 +277,7 @@ class _Turns:
 
 
 class _Windows:
-    """An epoch's lanes, cut into windows that are shuffled when they are first asked for.
+    """The windows of an epoch's lanes. A window is shuffled when it is first used.
 
     The result is a public contract: a change of any bit needs a new version in the order's key.
     """
@@ -281,7 +285,7 @@ class _Windows:
     def __init__(self, order: ShardOrder, epoch: int) -> None:
         self._window = order.window
         sizes = lane_sizes(order.size(epoch), order.lanes)
-        self._begins = sizes.cumsum() - sizes  # of each lane in the line (L,)
+        self._begins = sizes.cumsum() - sizes  # where each lane begins in the line of shards (L,)
         self._sizes = sizes
         # A lane's first window lacks `lead` samples, so that the lanes' windows begin at different times.
         shift = derive_seed("lead", order.seed, epoch) % order.window
@@ -297,11 +301,11 @@ class _Windows:
         self._state = self._bits.state
 
     def at(self, lane: Int64Array, offset: Int64Array) -> Int64Array:
-        """Return the index at each place (N,) of a lane."""
+        """Return the dataset index (N,) at each offset (N,) of a lane (N,)."""
         number, inside = np.divmod(offset + self._leads[lane], self._window)
         inside -= np.where(number == 0, self._leads[lane], 0)
         number += lane * self._windows_a_lane  # no other window has this number
-        by_window = np.argsort(number, kind="stable")  # so that each is needed once, however the positions lie
+        by_window = np.argsort(number, kind="stable")  # to look up each window once
         ordered = number[by_window]
         heads = np.flatnonzero(np.diff(ordered, prepend=-1))
         result = np.empty(len(offset), dtype=np.int64)
@@ -310,8 +314,12 @@ class _Windows:
         return result
 
     def spans(self, turns: "_Turns", ends: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the first and the last position at which each shard may be wanted (S,); an empty one never is."""
-        begins = np.concatenate((np.zeros(1, dtype=np.int64), self._ends[:-1]))  # of the pieces
+        """Return the first and the last position at which each shard may be read, each (S,).
+
+        These are the bounds of the windows that have samples of the shard. `ends` (S,) are the ends of the shards'
+        indices. For an empty shard the first position is the order's size, and the last is -1.
+        """
+        begins = np.concatenate((np.zeros(1, dtype=np.int64), self._ends[:-1]))  # of the pieces in the line of shards
         shard = np.searchsorted(ends, begins + self._moves, side="right")
         lane = np.searchsorted(self._begins, begins, side="right") - 1
         lead = self._leads[lane]
@@ -323,7 +331,7 @@ class _Windows:
         return firsts, lasts
 
     def _shuffled(self, number: int) -> Int64Array:
-        """Return the indices of a window in their order."""
+        """Return the shuffled indices of a window; the windows used last are kept."""
         if number in self._kept:
             self._kept.move_to_end(number)
             return self._kept[number]
@@ -343,7 +351,7 @@ class _Windows:
         indices: Int64Array = np.repeat(self._moves[first : last + 1], np.diff(ends, prepend=begin))
         indices += np.arange(begin, end)
         high, low = hash_positions(np.array([2 * number, 2 * number + 1]), *self._keys).tolist()
-        # To set the whole state takes a quarter of the time of a new generator.
+        # Setting the generator's state takes a quarter of the time of making a new one.
         self._bits.state = self._state | {"state": {"state": high << 64 | low, "inc": _INCREMENT}}
         self._random.shuffle(indices)
         return indices

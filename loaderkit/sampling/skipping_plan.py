@@ -57,7 +57,7 @@ class SkippingPlan(Plan):
 
     Args:
         whole: The plan of the whole order.
-        closed: The same of the `Remaining` samples.
+        closed: The same plan over the `Remaining` samples.
         skips: What is left out.
     """
 
@@ -111,10 +111,11 @@ def leave_out_more(whole: Plan, skips: Skips, more: Skips, cursor: Cursor, *, co
         skips: What is left out already.
         more: What is to be left out too.
         cursor: Where the loader stands.
-        counted: Whether a Trainer may have counted the batches up to there.
+        counted: Whether a Trainer may have counted the batches up to the cursor.
 
     Raises:
-        ValueError: If the plan cannot leave it out, or an epoch would have no step left.
+        ValueError: If the plan cannot leave samples out, or an epoch would have no step left. Also if a Trainer's count
+            of batches would no longer be right.
     """
     more = more.ahead_of(cursor.epoch, cursor.samples)
     joined = skips | more

@@ -56,7 +56,7 @@ class Skips:
         return Skips.of(self.stretches + other.stretches)
 
     def ahead_of(self, epoch: int, samples: int) -> "Skips":
-        """Return what lies ahead of a position: what was delivered before can't be left out any more."""
+        """Return the part that lies ahead of a position: samples that were delivered can't be left out any more."""
         return Skips.of(
             (number, max(start, samples) if number == epoch else start, stop)
             for number, start, stop in self.stretches
@@ -68,13 +68,13 @@ class Skips:
         return tuple(each for each in self.stretches if each[0] >= epoch)
 
     def gaps(self, epoch: int) -> "Gaps | None":
-        """Return what an epoch lacks; None if it is whole."""
+        """Return the gaps in an epoch; None if there are none."""
         found = [each[1:] for each in self.stretches if each[0] == epoch]
         return Gaps(np.array(found, dtype=np.int64)) if found else None
 
 
 class Gaps:
-    """What one epoch lacks, and how many samples stay before each position.
+    """The gaps in one epoch. It converts positions to numbers of the samples that stay, and back.
 
     Args:
         found: Start and stop of each gap, ascending and apart (G, 2).
@@ -84,7 +84,7 @@ class Gaps:
         starts, stops = found.T
         self._starts = starts
         self._stops = np.concatenate([[0], stops])
-        self._lacking = np.concatenate([[0], (stops - starts).cumsum()])  # in the first gaps (G + 1,)
+        self._lacking = np.concatenate([[0], (stops - starts).cumsum()])  # samples in the first 0 to G gaps (G + 1,)
         self._kept = starts - self._lacking[:-1]  # samples that stay before each gap
 
     def kept_before_each(self, positions: Int64Array) -> Int64Array:

@@ -1,4 +1,4 @@
-"""Sources that are read pass after pass, and how a window is dealt to them."""
+"""Sources that are read pass after pass, and how the places of a window are dealt to them."""
 
 from collections.abc import Sequence, Sized
 from itertools import accumulate
@@ -13,7 +13,7 @@ from loaderkit.system.overrides import own_attribute
 
 
 class Sources:
-    """Datasets that lie end to end. Each is read by an order of its own, pass after pass without end.
+    """Datasets joined end to end. Each is read in its own order, pass after pass without end.
 
     Args:
         orders: The order of each source.
@@ -22,7 +22,7 @@ class Sources:
 
     def __init__(self, orders: Sequence[Order], lengths: Sequence[int]) -> None:
         self.orders = list(orders)
-        self.sizes = [int(order.size(0)) for order in orders]  # of a pass
+        self.sizes = [int(order.size(0)) for order in orders]  # samples in a pass
         self.starts = list(accumulate(lengths, initial=0))
         self.reach = self.starts[-1]
 
@@ -42,7 +42,7 @@ class Sources:
 
 
 def shuffled_source(source: Order | int | Sized, seed: int) -> Order:
-    """Return an order as it is; for a dataset or its size a shuffle, by shards if the dataset has them."""
+    """Return an order as it is. For a dataset or its size, return a shuffle: by shards if the dataset has them."""
     if isinstance(source, Order):
         return source
     if isinstance(source, Sized):
@@ -61,7 +61,7 @@ def split_window(shares: npt.NDArray[np.float64], window: int) -> Int64Array:
 
 
 def spread(counts: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return the source (W,) of each place in a window, and the samples of that source before it (W,).
+    """Return the source (W,) of each place in a window, and how many earlier places have the same source (W,).
 
     Each source has `counts` (S,) places, spread as evenly as possible (Tijdeman, "The chairman assignment problem", 1980):
     after n places each of S sources has its part of n, to within 1 - 1 / (2 S - 2).

@@ -1,4 +1,4 @@
-"""An order in stages: each mixes endless sources by its own weights, and the next one goes on where it left them."""
+"""An order in stages: each mixes endless sources by its own weights, and continues where the stage before stopped."""
 
 import math
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from loaderkit.sampling.order import Order
 from loaderkit.sampling.sources import Sources, split_window, spread
 from loaderkit.system.arrays import Int64Array
 
-_PIECES = 256  # of constant weights, in a stage whose weights change: this bounds the table of a long stage
-_KEPT = 64  # patterns of a window
+_PIECES = 256  # the most pieces of a stage whose weights change: this bounds the table of a long stage
+_KEPT = 64  # patterns of a window that are kept
 
 
 class Blend(NamedTuple):
-    """A stage's samples, and the share of each source at its start and at its end (S,); either sums to 1."""
+    """The number of samples in a stage, and each source's share at the stage's start and end (S,). Shares sum to 1."""
 
     samples: int
     first: npt.NDArray[np.float64]
@@ -31,11 +31,11 @@ class Blend(NamedTuple):
 class StagedOrder(Order):
     """One epoch of all stages. Any position is found from a table of pieces, whose shares are constant.
 
-    A piece deals the same pattern of `window` places again and again. So the start of a stage with constant weights does
-    not depend on its length.
+    A piece repeats one pattern of `window` places. So the start of a stage with constant weights does not depend on the
+    stage's length.
 
     Args:
-        sources: What is read.
+        sources: The sources that are read.
         names: The sources' names.
         blends: The stages.
         window: Places over which each source has its share, exact to one sample.
@@ -44,7 +44,7 @@ class StagedOrder(Order):
     def __init__(self, sources: Sources, names: Sequence[str], blends: Sequence[Blend], *, window: int) -> None:
         self._sources, self._names, self._blends, self._window = sources, list(names), list(blends), window
         self.ends = list(accumulate(blend.samples for blend in blends))  # of the stages
-        self._epochs: dict[bytes, tuple[Int64Array, Int64Array]] = {}  # the pattern of each split of a window
+        self._epochs: dict[bytes, tuple[Int64Array, Int64Array]] = {}  # patterns, by the shares of a window
         pieces = [piece for blend in blends for piece in _pieces(blend, window)]
         sizes = [size for size, _ in pieces]
         self._shares = np.array([shares for _, shares in pieces], dtype=np.int64)
@@ -66,7 +66,7 @@ class StagedOrder(Order):
         return self.history(self.ends[-1])
 
     def dealt(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the source (N,) of each position, and the samples of that source before it (N,)."""
+        """Return the source (N,) of each position, and how many samples of that source come before it (N,)."""
         source, count = np.empty_like(positions), np.empty_like(positions)
         pieces = np.searchsorted(self._starts, positions, side="right") - 1
         for piece in np.unique(pieces).tolist():
@@ -79,13 +79,13 @@ class StagedOrder(Order):
         return source, count
 
     def counts(self, position: int) -> Int64Array:
-        """Return the samples of each source (S,) before a position."""
+        """Return how many samples of each source (S,) come before a position."""
         piece = int(np.searchsorted(self._starts, position, side="right")) - 1
         found: Int64Array = self._before[piece] + self._counts(piece, position - int(self._starts[piece]))
         return found
 
     def history(self, position: int) -> str:
-        """Return a text that decides what came before a position, whatever comes after it."""
+        """Return a text that names the settings that shape the order up to a position, and no others."""
         passed, start = [], 0
         for blend, end in zip(self._blends, self.ends, strict=True):
             if position <= start:
@@ -103,7 +103,7 @@ class StagedOrder(Order):
         )
 
     def _counts(self, piece: int, samples: int) -> Int64Array:
-        """Return the samples of each source (S,) in the first ones of a piece."""
+        """Return how many of the first `samples` samples of a piece come from each source (S,)."""
         windows, rest = divmod(samples, self._window)
         counts: Int64Array = windows * self._shares[piece]
         if rest:
@@ -111,7 +111,7 @@ class StagedOrder(Order):
         return counts
 
     def _pattern(self, piece: int) -> tuple[Int64Array, Int64Array]:
-        """Return the source (W,) of each place in a window, and the samples of that source before it there (W,)."""
+        """Return the source (W,) of each place in a window, and how many earlier places have the same source (W,)."""
         shares = self._shares[piece]
         key = shares.tobytes()
         found = self._epochs.get(key)
@@ -122,9 +122,9 @@ class StagedOrder(Order):
 
 
 class StageOrder(Order):
-    """One stage of a staged order, by positions of the whole order: its last position is the stage's last.
+    """One stage of a staged order. Positions count from the start of the whole order, and end with the stage.
 
-    A position before the stage, which only the choice of a replacement asks for, stands for one in the stage.
+    A position before the stage stands for a position inside it. Only the choice of a replacement asks for one.
     """
 
     def __init__(self, order: StagedOrder, start: int, end: int) -> None:
@@ -146,7 +146,7 @@ class StageOrder(Order):
 
 
 def _pieces(blend: Blend, window: int) -> list[tuple[int, Int64Array]]:
-    """Return the size of each piece of a stage, and how it splits a window (S,)."""
+    """Return for each piece of a stage its size, and how many samples of a window each source has (S,)."""
     if blend.is_constant:
         return [(blend.samples, split_window(blend.first, window))]
     windows = -(-blend.samples // window)

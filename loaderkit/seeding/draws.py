@@ -1,4 +1,4 @@
-"""What datasets, transforms and collates say about the random numbers they draw, and the seeds they get."""
+"""What datasets, transforms and collates declare about the random numbers they draw, and the seeds they then get."""
 
 from enum import IntEnum
 

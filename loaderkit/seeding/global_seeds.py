@@ -29,7 +29,7 @@ def workers_seed(seed: int, rank: int, epoch: int) -> int:
 
 
 class _WithRank:
-    """A `worker_init_fn` that takes this process's rank along to a worker that is not forked, and may not know it."""
+    """A `worker_init_fn` that brings this process's rank to workers that are not forked: they may not know it."""
 
     def __init__(self, function: Callable[..., None]) -> None:
         functools.update_wrapper(self, function)
@@ -63,7 +63,7 @@ def seed_worker(worker_id: int, *, rank: int | None = None) -> None:
 
     Args:
         worker_id: The number that the DataLoader passes.
-        rank: This process's rank. By default it comes from torch.distributed or from the RANK variable, of the process that
+        rank: This process's rank. By default it comes from torch.distributed or the RANK variable in the process that
             starts the workers.
 
     Examples:
@@ -76,12 +76,12 @@ def seed_worker(worker_id: int, *, rank: int | None = None) -> None:
 def torch_seed() -> int:
     """Return the seed of `torch.manual_seed`, to give as `seed=`.
 
-    Also that of `seed_everything`. It is the same on every rank.
-    If nothing has seeded torch, it is torch's random first seed. With torch.distributed, rank 0 sends its seed to the others, so all
-    ranks must call this. A resumed run needs the same seed again.
+    Lightning's `seed_everything` sets this seed too. The result is the same on every rank: with torch.distributed, rank
+    0 sends its seed to the others, so all ranks must call this. If nothing has seeded torch, it is torch's random first
+    seed. A resumed run needs the same seed again.
 
     Raises:
-        RuntimeError: If there are several ranks, and no process group over which they could agree.
+        RuntimeError: If there are several ranks, and no process group over which they could agree on a seed.
 
     Examples:
         >>> _ = torch.manual_seed(7)

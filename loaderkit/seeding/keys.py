@@ -12,9 +12,9 @@ GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: the step of SplitMix64
 
 @functools.lru_cache(maxsize=256, typed=True)
 def derive_seed(*keys: int | str) -> int:
-    """Hash keys to a seed in [0, 2**63), the same everywhere.
+    """Hash keys to a seed in [0, 2**63).
 
-    It is the same on every machine and in every version.
+    The seed is the same on every machine and in every version.
 
     Args:
         keys: Integers and strings. Their order and type count: 1 and "1" give different seeds. numpy integers count as

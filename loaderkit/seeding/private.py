@@ -1,4 +1,4 @@
-"""The random generators that data keeps for itself: they are found, and seeded with each sample."""
+"""Find the random generators that data keeps for itself, and seed them for each sample."""
 
 import pickle
 import random
@@ -20,9 +20,9 @@ PrivatePolicy = Literal["seed", "leave"]
 
 KINDS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator, random.Random)
 _END: Any = object()
-_LOOKS = 4  # for new generators after each of the first calls; then after 8, 16, 32, ...
-_SHUFFLERS = {"datasets.iterable_dataset"}  # their generators decide an order
-_LIBRARIES = {  # their own ways to draw from numbers that a Loader seeds
+_LOOKS = 4  # first calls, with a look for new generators after each; then a look after calls 8, 16, 32, ...
+_SHUFFLERS = {"datasets.iterable_dataset"}  # modules whose generators decide an order
+_LIBRARIES = {  # how each library can be told to draw from numbers that a Loader seeds
     "albumentations": "call set_random_seed(seed) before each sample; albumentationsx also takes invocation_seed=",
     "braindecode": "random_state=None",
     "lhotse": "randgen=random for the transform",
@@ -35,10 +35,10 @@ class Found(NamedTuple):
     """A random generator that data keeps for itself.
 
     Attributes:
-        path: Where it is, such as "dataset.transform.rng".
-        generator: The generator; of albumentations the transform, whose generators are seeded together.
-        seeded: What seeds it; None if nothing can.
-        library: The package of the object that keeps it.
+        path: Where the generator is, such as "dataset.transform.rng".
+        generator: The generator. For albumentations it is the transform, whose two generators are seeded together.
+        seeded: Seeds the generator; None if nothing can.
+        library: The package of the object that keeps the generator.
     """
 
     path: str
@@ -51,15 +51,15 @@ class Found(NamedTuple):
 
     @property
     def instead(self) -> str:
-        """The library's own way to draw from numbers that a Loader seeds; empty if it is not known."""
+        """How the library can be told to draw from numbers that a Loader seeds; empty if that is not known."""
         return _LIBRARIES.get(self.library, "")
 
 
 def private_generators(**data: object) -> list[Found]:
-    """Return the random generators that data keeps for itself, nearest first; the global ones do not count.
+    """Return the random generators that data keeps for itself, nearest first. Global generators are not included.
 
     Args:
-        data: What is searched, by the names that paths begin with.
+        data: The objects to search, by the names that paths begin with.
     """
     found: list[Found] = []
     seen: set[int] = set()  # generators that two names lead to
@@ -83,14 +83,14 @@ def private_generators(**data: object) -> list[Found]:
 
 @dataclass
 class PrivateGenerators:
-    """Seeds the private generators of some data with its samples, in this process.
+    """For each sample, seeds the generators that data keeps in this process.
 
-    Libraries make or replace generators when they are first called. So what was read in the first calls is read again if it made a
-    generator, now seeded too.
+    Libraries make or replace generators when they are first called. So if one of the first calls makes a generator, the
+    call is repeated, and the new generator is seeded too.
 
     Args:
-        data: What keeps them, by the names that paths begin with.
-        policy: "leave" seeds none of them.
+        data: The objects that keep generators, by the names that paths begin with.
+        policy: "leave" seeds none of these generators.
         seeders: Functions that seed generators nobody can find, such as those of C++ libraries. Each gets 32 bits.
     """
 
@@ -99,27 +99,27 @@ class PrivateGenerators:
     seeders: Sequence[Callable[[int], object]] = ()
     _found: list[Found] | None = field(default=None, init=False)
     _seeders: Sequence[SeededGenerator] | None = field(default=None, init=False)  # of what was found
-    _opencv: Callable[[int], object] | None = field(default=None, init=False)  # its seeder, if it was imported then
+    _opencv: Callable[[int], object] | None = field(default=None, init=False)  # OpenCV's seeder, once it is imported
     _calls: int = field(default=0, init=False)
     _look_at: int = field(default=1, init=False)  # the call after which to look for new generators
     _replaced: set[str] = field(default_factory=set, init=False)  # paths whose generator is another one after each call
 
     def find(self) -> list[Found]:
-        """Return the generators that are there now."""
+        """Return the data's generators, as found at the last look."""
         if self._found is None:
             self._found = private_generators(**self.data)
         return self._found
 
     def use(self, make: Callable[[], T]) -> T:
-        """Return what `make` returns; the samples' seeds seed the generators inside.
+        """Return what `make` returns. Inside it, each sample's seed also seeds these generators.
 
-        In early calls it may be called again.
+        In early calls, `make` may be called more than once.
         """
         made = self._seeding(make)
         return self._look_again(make, made) if self._is_time_to_look() else made
 
     def use_once(self, make: Callable[[], T]) -> T:
-        """Return what `make` returns, as `use` does, if it cannot be called again."""
+        """Do as `use` does for a `make` that cannot be called again: if it has made a generator, warn."""
         made = self._seeding(make)
         if self._is_time_to_look() and (new := self._look()):
             self._replaced |= new
@@ -127,7 +127,7 @@ class PrivateGenerators:
         return made
 
     def each(self, items: Iterator[T]) -> Iterator[T]:
-        """Yield the items of an iterator, which are made under seeds that seed these generators."""
+        """Yield the items of an iterator. While it makes an item, each sample's seed also seeds these generators."""
         while (item := self.use_once(lambda: next(items, _END))) is not _END:
             yield item
 
@@ -159,7 +159,7 @@ class PrivateGenerators:
         return bool(self.data)
 
     def _look(self) -> set[str]:
-        """Look for generators; return the paths of those that are others than before."""
+        """Look for generators again. Return the paths with a generator that was not there before."""
         new = set()
         if self._opencv is None and _opencv_seeder() is not None:
             new.add("OpenCV")  # it was imported meanwhile
@@ -171,7 +171,7 @@ class PrivateGenerators:
         return new - self._replaced
 
     def _look_again(self, make: Callable[[], T], made: T) -> T:
-        """Look for generators that the last call made; if there are any, make it again."""
+        """Look for generators that the last call of `make` has made. If there are any, call `make` again."""
         new = self._look()
         if not new:
             return made
@@ -179,7 +179,7 @@ class PrivateGenerators:
             _warn(new, f"appeared after {self._calls // 2:,} batches or more. Make it before the first sample is read.")
         made = self._seeding(make)
         if replaced := self._look():
-            # Each call makes another one. That is exact if it comes from numbers that are.
+            # Each call makes a new generator. That is exact if the generator is seeded with numbers that are exact.
             ends = _states(self.find())
             made = self._seeding(make)
             self._look()

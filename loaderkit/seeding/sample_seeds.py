@@ -23,16 +23,16 @@ S = TypeVar("S")
 
 
 class SeededGenerator(Protocol):
-    """A random generator that takes its state from a sample's seed."""
+    """Seeds one random generator, or several together, from a sample's seed."""
 
     def seed(self, word: int) -> None:
-        """Give it the state that belongs to a 64-bit seed."""
+        """Set the generator's state to the one that a 64-bit seed decides."""
 
     def state(self) -> object:
-        """Return its state; pickled, it equals another one of the same state."""
+        """Return the generator's present state. Equal states must be equal when they are pickled."""
 
     def restore(self, state: Any) -> None:
-        """Give it back a state."""
+        """Set the generator's state to one that `state` has returned."""
 
 
 _seed_torch = torch.default_generator.manual_seed  # called for each sample
@@ -49,14 +49,15 @@ _current = _Current()
 class SampleSeeds:
     """A context in which `enter(row)` seeds torch, numpy and `random` for one sample of a batch.
 
-    It also seeds the private generators of the data, as far as `using_private` names them. numpy's global generator gets 32 bits of the seed, the other generators and `sample_rng()` get 64.
+    It also seeds the data's private generators that `using_private` names. numpy's global generator gets 32 bits of the
+    seed, the others and `sample_rng()` get 64.
 
     The global generators belong to the process. With `restore`, another thread that enters such a context waits until
     this one leaves.
 
     Args:
         words: One 64-bit seed for each sample of the batch (N,).
-        restore: Whether to restore the caller's generators on leaving. A worker process does not need it.
+        restore: Whether to restore the states of the generators on leaving. A worker process does not need that.
     """
 
     missed = False  # whether samples used a generator that was not seeded; known after leaving
@@ -117,7 +118,7 @@ class SampleSeeds:
         self._seed(self._words[0] ^ GOLDEN)
 
     def continue_from(self, other: "SampleSeeds") -> None:
-        """Enter the only sample of the batch, with the seed and the `sample_rng()` that `other` has reached in it."""
+        """Enter the only sample of the batch, with the seed and the `sample_rng()` that `other` now has for it."""
         self.enter(0)
         if other._word:
             self._seed(other._word)
@@ -128,7 +129,7 @@ class SampleSeeds:
         return torch.default_generator.get_state(), np.random.get_state(), random.getstate()
 
     def resume(self, reached: tuple[Any, ...]) -> None:
-        """Let the generators continue where they were at `pause`."""
+        """Set the generators to the states that `pause` returned."""
         torch_state, numpy_state, random_state = reached
         torch.default_generator.set_state(torch_state)
         np.random.set_state(numpy_state)
@@ -136,9 +137,10 @@ class SampleSeeds:
 
     @contextmanager
     def part(self, number: int | None, rows: Sequence[int] | None = None) -> Iterator[None]:
-        """Seed a numbered part of each sample independently of its other parts; None keeps the sample's own seed.
+        """Return a context that seeds a numbered part of each sample independently of the sample's other parts.
 
-        `enter` then counts these rows of the batch; all by default.
+        With the number None, it keeps the sample's own seed. Inside, `enter(i)` enters row `rows[i]` of the batch; by
+        default row i.
         """
         outer = self._rows, self._stream
         if rows is not None:
@@ -157,7 +159,7 @@ class SampleSeeds:
         return self._rng
 
     def has_drawn(self) -> bool:
-        """Return whether anything was drawn since the current sample was entered, and seed the generators for it again."""
+        """Return whether anything was drawn since the current sample was entered. Seed the generators for it again."""
         drawn = self._rng is not None
         before = self._states()
         self._seed(self._word)
@@ -180,7 +182,7 @@ class SampleSeeds:
 
 @contextmanager
 def using_private(generators: Sequence[SeededGenerator]) -> Iterator[None]:
-    """Let the seeds of samples that are entered inside seed these generators too."""
+    """Return a context in which the seed of each sample that is entered also seeds these generators."""
     outer, _current.private = _current.private, generators
     try:
         yield
@@ -198,9 +200,8 @@ os.register_at_fork(after_in_child=_new_lock)  # the thread that holds the lock 
 def sample_rng() -> np.random.Generator:
     """Return the current sample's own numpy Generator.
 
-    For a dataset, transform or collate.
-    Its draws depend on the loader's seed, the epoch and the sample's position alone. Outside a loader, as in
-    `dataset[0]`, it is a new Generator that is seeded from numpy's global one.
+    Call it in a dataset, transform or collate. Its draws depend on the loader's seed, the epoch and the sample's
+    position alone. Outside a loader, as in `dataset[0]`, it is a new Generator that is seeded from numpy's global one.
 
     Examples:
         >>> class Noise:
@@ -247,10 +248,10 @@ def per_sample(function: Callable[[S], T], samples: Iterable[S]) -> list[T]:
 def part_of_batch(number: int, rows: Sequence[int] | None = None) -> Iterator[None]:
     """Read a part of the batch; inside, `per_sample` draws independently of other parts.
 
-    A dataset whose `__getitems__` asks other datasets needs it.
+    A dataset needs this if its `__getitems__` reads from other datasets.
 
     Args:
-        number: Identifies the part of a sample.
+        number: The part's number. Each part of a sample needs a different number.
         rows: The rows of the call that are read inside; all by default.
     """
     seeds = _current.seeds
@@ -267,8 +268,8 @@ def seeds_apart(seeds: SampleSeeds, rows: Sequence[int] | None = None) -> Iterat
 
     Args:
         seeds: The seeds to use inside.
-        rows: The batch rows of these samples, counted in the current `part`; an error then names its row. None if all
-            belong to the current sample.
+        rows: The batch rows of these samples, counted in the current `part`, so that an error names the right row. None
+            if all samples belong to the current one.
     """
     outer = _current.seeds
     try:

@@ -1,4 +1,4 @@
-"""How each kind of random generator takes its state from a sample's seed, in place."""
+"""Seed each kind of random generator from a sample's seed, in place."""
 
 import ctypes
 import random
@@ -21,7 +21,10 @@ _128_BITS = 2**128 - 1
 
 
 def seeded(generator: Any, path: str) -> SeededGenerator | None:
-    """Return what seeds a generator with numbers that differ from path to path; None if nothing can."""
+    """Return a SeededGenerator for a generator; None if nothing can seed it.
+
+    One sample's seed gives other numbers to a generator at another path.
+    """
     salt = derive_seed("private generator", path)
     if isinstance(generator, torch.Generator):
         # A worker cannot use a device that the trainer uses.
@@ -68,7 +71,7 @@ class _Python:
 
 
 class _Bits:
-    """A bit generator of numpy, alone or in a Generator."""
+    """Seeds a bit generator of numpy, alone or in a Generator."""
 
     def __init__(self, bits: Any, salt: int) -> None:
         self._bits, self._salt = bits, salt
@@ -84,7 +87,7 @@ class _Bits:
 
 
 class _Pcg64(_Bits):
-    """PCG64 in its own way of seeding (O'Neill 2014), from 64 bits: no SeedSequence, a seventh of its time."""
+    """Seeds PCG64 from 64 bits, as its author does (O'Neill 2014). numpy's SeedSequence takes seven times as long."""
 
     def seed(self, word: int) -> None:
         word ^= self._salt
@@ -98,19 +101,19 @@ class _Pcg64(_Bits):
 
 
 class _MersenneTwister:
-    """A RandomState. Its state is read and written in its memory: its methods take 60 us for that, this takes 2."""
+    """Seeds a RandomState. The state is read and written in memory, in 2 us; numpy's methods take 60 us."""
 
     def __init__(self, generator: np.random.RandomState, salt: int) -> None:
-        self._generator, self._salt = generator, salt & 0xFFFFFFFF  # it takes 32 bits five times as fast as 64
+        self._generator, self._salt = generator, salt & 0xFFFFFFFF  # seeding from 32 bits is five times as fast
         address = generator._bit_generator.ctypes.state_address
-        self._restored: UInt32Array | None = None  # its words when it was restored, without a normal deviate
-        self._memory = np.ctypeslib.as_array((ctypes.c_uint32 * 625).from_address(address))  # 624 words and the place
+        self._restored: UInt32Array | None = None  # the words at the last `restore`, if that kept no normal deviate
+        self._memory = np.ctypeslib.as_array((ctypes.c_uint32 * 625).from_address(address))  # 624 words, position
 
     def seed(self, word: int) -> None:
         self._generator.seed((word ^ self._salt) & 0xFFFFFFFF)
 
     def state(self) -> tuple[UInt32Array, Any]:
-        """Return its words, and the whole state if it keeps a normal deviate for its next draw."""
+        """Return the state's words (625,), and the whole state too if it keeps a normal deviate for the next draw."""
         words = self._memory.copy()
         if self._restored is not None and np.array_equal(words, self._restored):  # nothing was drawn since
             return words, None
@@ -123,16 +126,17 @@ class _MersenneTwister:
             self._generator.set_state(whole)
             self._restored = None
             return
-        self._generator.seed(0)  # forgets a normal deviate
+        self._generator.seed(0)  # makes it forget a normal deviate
         self._memory[:] = words
         self._restored = words
 
 
 class AlbumentationsPair:
-    """The generators of all transforms of albumentations.
+    """Seeds all transforms of albumentations (`owners`) together.
 
-    They get one pair to draw from, as their own `set_random_state` would give it to them. Seeding those of each transform would take
-    as long as a transform.
+    Each transform has two generators. While samples are seeded, one pair of generators takes the place of those in all
+    transforms, as by their `set_random_state`, and only this pair is seeded. Seeding the generators of each transform
+    would take as long as a transform.
     """
 
     def __init__(self) -> None:
@@ -146,7 +150,7 @@ class AlbumentationsPair:
 
     @staticmethod
     def is_for(value: object) -> bool:
-        """Whether an object is such a transform."""
+        """Return whether an object is a transform of albumentations that keeps a pair of generators."""
         names = getattr(value, "__dict__", {}).keys()
         return {"py_random", "random_generator"} <= names and _is_albumentations(value)
 
@@ -159,7 +163,7 @@ class AlbumentationsPair:
             each.seed(word)
 
     def state(self) -> list[object] | None:
-        """Return the pair's state; None if the transforms draw from their own generators, which nothing has touched."""
+        """Return the pair's state; None if the transforms draw from their own generators, which are untouched."""
         return None if self._own is None else [each.state() for each in self._seeds]
 
     def restore(self, state: list[object] | None) -> None:
@@ -177,7 +181,7 @@ def _is_albumentations(value: object) -> bool:
 
 
 class NativeGenerator:
-    """Seeds generators of other languages by a function. Their state cannot be restored."""
+    """Seeds the generators of a library in another language by calling a function. Their state cannot be restored."""
 
     def __init__(self, function: Callable[[int], object], bits: int = 32) -> None:
         self._function, self._mask = function, (1 << bits) - 1

@@ -20,22 +20,22 @@ from loaderkit.system.nested import pin
 from loaderkit.system.process import refuse_in_fork
 from loaderkit.system.start import Start, choose_start
 
-_HELD = 4  # batches that a user may keep before the next ones are copies
+_HELD = 4  # batches that a user may keep; if more are kept, the next ones are copies
 
 
 class RingEngine:
     """Makes batches in worker processes, which write them into shared memory that is reused.
 
     A batch is a view of its slot. The slot is free again when the batch's last tensor is gone. If the user keeps more than
-    a few batches, the next ones are copies. Batches come in the order of their keys, whoever makes them.
+    a few batches, the next ones are copies. Batches come in the order of their keys, whichever worker makes them.
 
     Args:
-        num_workers: The number of processes; this and other names are those of torch's DataLoader.
+        num_workers: The number of processes. Arguments that are not listed here are those of torch's DataLoader.
         in_turn: Deal the keys to the workers in turn, so that each keeps to the shards of its own lanes. Else all workers
             take keys from one queue, so that a slow sample delays no other batch.
-        pin_in_place: The device for which slots are page-locked where they are. Else batches are copied to page-locked
-            memory. See `Pins` for what the user of the batches must do then.
-        largest: Bytes of the largest batch that goes through a slot. Larger ones go through a pipe.
+        pin_in_place: The device for which slots are page-locked in place; `Pins` says what the code that copies batches
+            must do then. With None, batches are copied to page-locked memory.
+        largest: Bytes of the largest batch that goes through a slot. Larger batches go through a pipe.
         find_cuda: Returns CUDA's runtime for a device, or None.
         copy_pinned: Copies a batch to page-locked memory.
     """
@@ -136,8 +136,8 @@ class _Run:
         self._answers: dict[int, Answer] = {}
         self._over = False
         self._all_out = False  # no key is left
-        self._pending: BatchKey | None = None  # waits for a free slot
-        self._waiting: dict[int, BatchKey] = {}  # under way, for errors
+        self._pending: BatchKey | None = None  # the key that waits for a free slot
+        self._waiting: dict[int, BatchKey] = {}  # keys of the tasks under way, for errors
 
     def start(self) -> None:
         """Hand out one task, then start the workers: the first works while the others start.
@@ -215,7 +215,7 @@ class _Run:
                     f"{self._samples(self._next)} take longer. Check them, or raise the timeout."
                 )
             for answer in answers:
-                if answer.number < self._first:  # of an abandoned run
+                if answer.number < self._first:  # from a run that was left before its end
                     self._team.free.append(answer.slot)
                     self._submit()
                 else:
@@ -245,7 +245,7 @@ class _Run:
         return engine.copy_pinned(batch)
 
     def end(self, *, failed: bool = False) -> None:
-        """Drop what is under way. Stop the workers, unless they persist and the run did not fail."""
+        """Drop the batches under way. Stop the workers, unless they persist and the run did not fail."""
         self._over = True
         while self._answers:
             self._team.free.append(self._answers.popitem()[1].slot)

@@ -1,4 +1,4 @@
-"""What goes through the ring's pipes: tasks to the workers, answers back."""
+"""The messages in the ring's pipes: tasks to the workers, and answers back."""
 
 import contextlib
 import os
@@ -10,14 +10,14 @@ import numpy as np
 
 from loaderkit.sampling.plan import BatchKey
 
-TASK = struct.Struct("<qqq")  # number of the batch, slot, size of its key there; a pipe writes it atomically
+TASK = struct.Struct("<qqq")  # number of the batch, slot, size of the key in the slot; a pipe writes a task atomically
 ANSWER = struct.Struct("<qqqqqq")  # number of the batch, slot, kind; bytes in the slot, of the structure, of the image
 
 IN_SLOT, IN_PIPE, FAILED, LEFT = range(4)  # kinds of answers: where the batch is, or why it is missing
 
 _KEY = struct.Struct("<qqq")  # epoch, number of samples, number of bounds of rows (-1: none)
-_PICKLED = -2  # in place of that number: the whole key follows, for its indices are no integers
-_PIPE = 1 << 16  # bytes that one holds
+_PICKLED = -2  # in place of the number of bounds: the whole key follows, pickled, because its indices are not integers
+_PIPE = 1 << 16  # bytes that a pipe holds
 
 
 class Answer(NamedTuple):
@@ -26,17 +26,17 @@ class Answer(NamedTuple):
     number: int
     slot: int
     kind: int
-    size: int  # bytes of the slot, or of the image that replaces it
-    structure: bytes
-    image: bytes | bytearray
+    size: int  # bytes of the batch in the slot, or in the image
+    structure: bytes  # see `write_batch`; for FAILED, the exception
+    image: bytes | bytearray  # replaces the slot's content if that has no memory for the batch
 
     def head(self) -> bytes:
-        """Return what goes through the pipe before the image."""
+        """Return the bytes that go through the pipe before the image."""
         return ANSWER.pack(*self[:4], len(self.structure), len(self.image)) + self.structure
 
 
 class Inbox:
-    """A worker's answers, read from its pipe without waiting for incomplete ones."""
+    """Reads a worker's answers from its pipe, without waiting for an answer that is incomplete."""
 
     def __init__(self, fd: int) -> None:
         self.ended = False
@@ -46,7 +46,7 @@ class Inbox:
         self._begun = bytearray()  # an incomplete answer
 
     def read(self) -> list[Answer]:
-        """Return the complete answers."""
+        """Read what is in the pipe, and return the answers that are complete."""
         with contextlib.suppress(BlockingIOError):
             size = _PIPE
             while size == _PIPE:
@@ -81,7 +81,7 @@ def pack_key(key: BatchKey) -> bytes:
 
 
 def unpack_key(content: bytes) -> BatchKey:
-    """Return the key of these bytes."""
+    """Return the key that `pack_key` turned into these bytes."""
     epoch, samples, bounds = _KEY.unpack_from(content)
     if bounds == _PICKLED:
         key: BatchKey = pickle.loads(memoryview(content)[_KEY.size :])

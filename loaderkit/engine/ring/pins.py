@@ -1,4 +1,4 @@
-"""Slots that are page-locked in place, so that a device copies from them at full speed during computation."""
+"""Page-lock slots in place, so that a device copies from them at full speed while it computes."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ class Pins:
     """
 
     def __init__(self, slots: Slots, cudart: Any) -> None:
-        self.why = ""  # the reason if registering failed
+        self.why = ""  # the reason why registering failed; empty if it did not
         self._cudart, self._owner, self._closed = cudart, os.getpid(), False
         self._sizes: dict[int, int] = {}  # bytes of each slot that are registered
         self._leased: set[int] = set()
@@ -57,7 +57,7 @@ class Pins:
             self._cudart.unregister(self._address + self._start(slot))
 
     def close(self) -> None:
-        """Unregister all slots; slots in use when their views are gone."""
+        """Unregister all slots. Slots in use are unregistered when their views are gone."""
         self._closed = True  # first: a view may die meanwhile
         for slot in list(self._sizes):
             if slot not in self._leased:
@@ -65,7 +65,7 @@ class Pins:
 
 
 class Runtime:
-    """CUDA's runtime for the device that copies. Without a current device the calls would use memory of the first one."""
+    """CUDA's runtime for one device, which is made current for each call: else the calls would use the first device."""
 
     def __init__(self, device: torch.device) -> None:
         self._cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch has no types for it

@@ -1,4 +1,4 @@
-"""Worker processes: how they start, and how all that they take from the system is given back, whatever happens."""
+"""Start worker processes, and give back all that they take from the system, whatever happens."""
 
 import contextlib
 import errno
@@ -26,8 +26,8 @@ from loaderkit.system.process import JOB_SIGNALS
 from loaderkit.system.start import Start, prepare_fork_server
 from loaderkit.system.threads import thread_pools
 
-_GRACE_S = 1.0  # for a worker to end by itself
-_TERM_S = 0.5  # to end when it is told to
+_GRACE_S = 1.0  # time for a worker to end by itself
+_TERM_S = 0.5  # time for a worker to end after SIGTERM or SIGKILL
 
 
 class Processes:
@@ -40,7 +40,7 @@ class Processes:
         self.slots: Slots | None = None
         self.pins: Pins | None = None
         self.processes: list[Any] = []
-        self.watched: dict[int, int] = {}  # from a file that is ready when a worker has ended to the worker's number
+        self.watched: dict[int, int] = {}  # worker numbers, by a file descriptor that is ready once the worker ends
         self.tasks: list[int] = []  # pipes to the workers
         self.fds: list[int] = []
 
@@ -72,7 +72,7 @@ class Processes:
         os.close(fd)
 
     def close(self) -> None:
-        """Stop the workers, in the end by force, and free everything. It can be called again, also after an interrupt."""
+        """Stop the workers, in the end by force, and free everything. May be called again, also after an interrupt."""
         try:
             if self.is_here:
                 self._ask()
@@ -125,7 +125,7 @@ class Processes:
             process = self.processes.pop()
             if process.pid is not None:
                 process.join(1)
-            with contextlib.suppress(ValueError):  # it does not end: it hangs in the kernel
+            with contextlib.suppress(ValueError):  # the process has not ended: it hangs in the kernel
                 process.close()
 
 
@@ -135,10 +135,10 @@ class Workers:
 
     reader: BatchReader
     count: int
-    seed: int  # each has one of its own, from this and its number
-    in_turn: bool  # each has its own tasks; else the next free worker takes the next task
-    how: Start  # they are started
-    init: Callable[[int], None] | None  # called in each worker with its number
+    seed: int  # each worker's seed comes from this one and the worker's number
+    in_turn: bool  # tasks are dealt to the workers in turn; else the next free worker takes the next task
+    how: Start  # how the workers are started
+    init: Callable[[int], None] | None  # called in each worker with the worker's number
 
     @property
     def queues(self) -> int:
@@ -146,7 +146,7 @@ class Workers:
         return self.count if self.in_turn else 1
 
     def start(self, own: Processes, slots: Slots, queues: list[int]) -> Iterator[int]:
-        """Start the workers, which read tasks from `queues`; yield the pipe of each one's answers."""
+        """Start the workers, which read tasks from the pipes `queues`. Yield the pipe with each worker's answers."""
         forks = self.how.method == "fork"
         pools = thread_pools() if forks else None
         warn_of_open_files(self.reader.dataset, self.how.method)
@@ -177,7 +177,7 @@ class Workers:
             yield answers
 
     def check_files(self) -> None:
-        """Fail now if too few files may be opened: later, multiprocessing would leak some of them."""
+        """Raise an OSError if too few files may be opened. On a later error, multiprocessing leaks some."""
         opened: list[int] = []
         try:
             for _ in range(self._files):
@@ -188,7 +188,7 @@ class Workers:
 
     @contextlib.contextmanager
     def explained(self, own: Processes) -> Iterator[None]:
-        """If the workers cannot start, free everything and explain why."""
+        """Return a context to start workers in. If they cannot start, free everything and say why in the error."""
         try:
             with explained(self.how, self.reader, worker_init_fn=self.init):
                 yield
@@ -208,7 +208,7 @@ class Workers:
 
 
 class _Turn:
-    """One start of a process at a time: some modules, such as filelock, refuse a fork during another thread's fork."""
+    """The lock that allows one start of a process at a time: some modules, such as filelock, refuse two at once."""
 
     lock = threading.Lock()
 
@@ -222,9 +222,10 @@ os.register_at_fork(after_in_child=_Turn.reset)  # the thread that holds it may 
 
 @contextlib.contextmanager
 def _signals_later() -> Iterator[None]:
-    """Delay what the program does on signals, such as Ctrl-C: if it raises, the process that is being started is forgotten.
+    """Return a context in which handlers of signals, such as Ctrl-C, are delayed to its end.
 
-    Python also loses what is raised in the functions that modules registered for a fork.
+    If a handler raised an error while a process starts, nothing would know of that process. And Python drops errors
+    that are raised in functions that modules registered for a fork.
     """
     with contextlib.ExitStack() as stack:
         if threading.current_thread() is threading.main_thread():
@@ -237,7 +238,7 @@ def _signals_later() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _delayed(number: int, handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Call a signal's handler on leaving, if the signal came."""
+    """Return a context in which a signal's handler is delayed. If the signal came, the handler is called at the end."""
     owner = os.getpid()
     came = False
 

@@ -1,4 +1,4 @@
-"""How a batch lies in a slot: pickled, with the memory of its tensors and arrays next to each other in the slot."""
+"""Write batches into slots and read them. The slot has the content of tensors and arrays; the rest is pickled apart."""
 
 import io
 import pickle
@@ -13,23 +13,26 @@ from loaderkit.system.containers import CONTAINERS, reduced
 from loaderkit.system.tensor_pickling import TensorsByValue
 
 _HEAD = struct.Struct("<q")  # bytes of the table
-_PLACE = struct.Struct("<qq?")  # of a buffer: its start in the slot, its size, whether a tensor or storage has it
+_PLACE = struct.Struct("<qq?")  # of a buffer: its start in the slot, its size, whether it is a tensor's or storage's
 
 
 class Written(NamedTuple):
-    """A batch on its way."""
+    """A batch that was written for another process."""
 
-    structure: bytes
+    structure: bytes  # the pickled batch without the content of its tensors and arrays, and a table of where that lies
     size: int  # bytes in the slot or the image
     image: bytearray | None  # the content of the slot, if the slot has no memory for it
 
 
 def write_batch(batch: object, slots: Slots, slot: int) -> Written:
-    """Write a batch into a slot, or into an image of one if it is too large for the slot or memory runs out."""
+    """Write a batch into a slot. If it is too large for the slot, or memory runs out, write it into an image instead.
+
+    An image is memory of this process that holds what the slot would hold.
+    """
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(batch)
-    places: dict[tuple[int, int], tuple[int, memoryview]] = {}  # the same memory lies in the slot once
+    places: dict[tuple[int, int], tuple[int, memoryview]] = {}  # memory that several tensors share is written once
     table, size = [], 0
     for buffer in pickler.buffers:
         content, address = buffer.raw(), pickler.of_tensors.get(id(buffer))
@@ -52,9 +55,10 @@ def write_batch(batch: object, slots: Slots, slot: int) -> Written:
 
 
 def read_batch(structure: bytes, memory: Any, *, own_arrays: bool = False) -> object:
-    """Return the batch of a structure. Its tensors and arrays are views of the memory, which is the slot's or the image's.
+    """Return the batch, given its structure and the memory of its slot or image.
 
-    With `own_arrays`, arrays are copies: only tensors hold the memory.
+    Tensors and arrays are views of the memory.
+    With `own_arrays`, arrays are copies, so only tensors keep the memory in use.
     """
     (table,) = _HEAD.unpack_from(structure)
     content = _HEAD.size + table
@@ -67,7 +71,7 @@ def read_batch(structure: bytes, memory: Any, *, own_arrays: bool = False) -> ob
 
 
 class _Pickler(TensorsByValue, ForkingPickler):
-    """Pickles a batch but for the memory of its tensors, storages and arrays, which it collects."""
+    """Pickles a batch without the content of its tensors, storages and arrays, which it collects in `buffers`."""
 
     def __init__(self, file: io.BytesIO) -> None:
         self.buffers: list[pickle.PickleBuffer] = []

@@ -1,4 +1,4 @@
-"""Anonymous memory that processes share: nothing is left on the system, even if they are killed."""
+"""Anonymous memory that processes share. Nothing is left on the system, even if the processes are killed."""
 
 import contextlib
 import ctypes
@@ -17,18 +17,19 @@ import numpy as np
 from loaderkit.system.types import Array
 
 ALIGNMENT = 64  # bytes, a cache line
-LARGEST = 1 << 30  # bytes of a slot, at most
-STOP = (1 << 63) - 1  # no task is wanted
-LARGE = 1 << 20  # bytes; less is not worth giving back
+LARGEST = 1 << 30  # the most bytes of a slot
+STOP = (1 << 63) - 1  # the value of `wanted` if no task is wanted any more
+LARGE = 1 << 20  # bytes; it is not worth giving back less memory
 
 
 class Slots:
-    """Equal parts of one sparse file, each for one batch, with as much memory as its recent batches needed.
+    """Shared memory for batches: equal parts of one sparse file in memory. Each part is a slot for one batch.
 
-    A slot has one owner at a time: the loader, or the worker that has its task. A head before the slots holds what all
-    processes see: which tasks are still wanted, each worker's current task, and the memory of each slot.
+    A slot has as much memory as its recent batches needed. It has one owner at a time: the loader, or the worker that
+    has the slot's task. A head before the slots holds numbers that all processes see: the first task that is still
+    wanted, each worker's current task (-1 for none), and the bytes of memory that each slot has.
 
-    It can be pickled only to a process that is being started.
+    Slots can be pickled only for a process that is being started.
 
     Raises:
         OSError: If no file can be opened or mapped.
@@ -58,13 +59,13 @@ class Slots:
         self.memory = np.frombuffer(self._memory, np.uint8)
         head = 1 + self.workers
         words = memoryview(self._memory)[: 8 * (head + self.count)].cast("q")  # faster than numpy for single words
-        self.wanted = words[:1]  # the first task whose batch is still wanted; STOP at the end
+        self.wanted = words[:1]  # number of the first task whose batch is still wanted; STOP at the end
         self.doing, self.reserved = words[1:head], words[head:]
         self._place = _leased(self.stride)
         self._address = self.memory.ctypes.data + self._head  # of the first slot
 
     def start(self, slot: int) -> int:
-        """Return the offset of a slot, in bytes."""
+        """Return the offset of a slot in the file, in bytes."""
         return self._head + slot * self.stride
 
     def put_key(self, slot: int, key: bytes) -> None:
@@ -78,12 +79,12 @@ class Slots:
         self._memory[start : start + len(key)] = key
 
     def key(self, slot: int, size: int) -> bytes:
-        """Return the key that is in a slot."""
+        """Return the first `size` bytes of a slot: the key that `put_key` wrote."""
         start = self.start(slot)
         return self._memory[start : start + size]
 
     def reserve(self, slot: int, size: int) -> None:
-        """Allocate memory for a slot's first `size` bytes. A write to memory that is missing would kill the process.
+        """Allocate memory for a slot's first `size` bytes. A write to memory that is not there may kill the process.
 
         Raises:
             OSError: If memory runs out, or a slot cannot be that large.
@@ -98,7 +99,7 @@ class Slots:
         self.reserved[slot] = wanted
 
     def bytes(self, slot: int, size: int) -> Array:
-        """Return a view (size,) uint8 of a slot's memory. The view does not hold the slot."""
+        """Return a view (size,) uint8 of a slot's memory. The slot may get its next batch while the view exists."""
         start = self._head + slot * self.stride
         return self.memory[start : start + size]
 
@@ -109,16 +110,19 @@ class Slots:
         return place
 
     def cut(self, slot: int, size: int) -> None:
-        """Give a slot's memory back except its first `size` bytes. There must be no view of it."""
+        """Give a slot's memory back to the system except its first `size` bytes. There must be no view of the slot."""
         size = _pages(size)
         rest = self.reserved[slot] - size
-        self.reserved[slot] = size  # first: if this is interrupted, the next batch reserves again
+        self.reserved[slot] = size  # set first: if the rest is interrupted, the next batch reserves memory again
         with contextlib.suppress(OSError):
             self._memory.madvise(mmap.MADV_REMOVE, self.start(slot) + size, rest)
 
     def keep(self, kept: Collection[int]) -> None:
-        """Give all memory back except that of `kept` slots, which have views. Nothing may write any more."""
-        if kept and self._fd >= 0:  # else closing frees all of it
+        """Give back the memory of all slots except the `kept` ones, which have views.
+
+        No process may write to slots any more.
+        """
+        if kept and self._fd >= 0:  # with no slot to keep, `close` frees all memory
             for slot in range(self.count):
                 if slot not in kept and self.reserved[slot]:
                     self.cut(slot, 0)
@@ -146,9 +150,9 @@ class Slots:
 
 
 class _Leased:
-    """Memory that calls `free` when its last view is gone."""
+    """A buffer on a slot's memory. It calls `free(slot)` when the last view of it is gone."""
 
-    memory: mmap.mmap  # mapped as long as this lives
+    memory: mmap.mmap  # stays mapped as long as this object lives
     slot = -1
     free: Callable[[int], object]
     is_finalizing = staticmethod(sys.is_finalizing)  # when the interpreter ends, this module's `sys` may be gone
@@ -164,7 +168,7 @@ def _leased(size: int) -> Any:
 
 
 def _stride(count: int, largest: int) -> int:
-    """Return the bytes of a slot: all slots take at most an eighth of the allowed address space and file size."""
+    """Return the bytes of a slot. All slots take at most an eighth of the allowed address space and file size."""
     stride = largest
     for kind in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE):
         limit, _ = resource.getrlimit(kind)

@@ -17,21 +17,21 @@ from loaderkit.engine.ring.worker import raise_again
 from loaderkit.system.main_program import why_it_ended
 from loaderkit.system.process import check_children, described
 
-_WINDOW = 64  # tasks after which a slot gives back memory that its batches did not need
+_WINDOW = 64  # tasks, after which a slot gives back memory that its batches did not need
 
 
 class WorkerDied(RuntimeError):  # noqa: N818 - what happened
     """A worker process ended unexpectedly.
 
     Attributes:
-        number: The number of its task; -1 without a task.
+        number: The number of the worker's task; -1 if it had none.
     """
 
     number = -1
 
 
 class Team:
-    """Worker processes, their slots and the pipes to them. It takes tasks before the workers are started.
+    """Worker processes, their slots and the pipes to them. Tasks can be submitted before the workers are started.
 
     Raises:
         OSError: If there is no memory, or too many files are open.
@@ -41,7 +41,7 @@ class Team:
         self._workers = workers
         self.free: deque[int] = deque(range(slots))
         self._trimmed = [0] * slots  # the task at which each slot was last trimmed
-        self._most = [0] * slots  # bytes of its largest batch since then
+        self._most = [0] * slots  # bytes of each slot's largest batch since then
         self._poll = select.poll()
         self._inboxes: dict[int, Inbox] = {}
         self._queues: list[int] = []
@@ -74,7 +74,7 @@ class Team:
                 self._poll.register(fd, select.POLLIN)
 
     def check_workers(self) -> None:
-        """Raise WorkerDied if a worker has ended: the other workers could make all batches and hide it."""
+        """Raise WorkerDied if a worker has ended. Otherwise the other workers could make all batches and hide that."""
         dead = [fd for fd, _ in self._poll.poll(0) if fd in self._own.watched]
         if dead:
             raise self._obituary(self._own.watched[dead[0]])
@@ -110,7 +110,7 @@ class Team:
         return True
 
     def _trim(self, slot: int, number: int, least: int) -> None:
-        """Once in a window, give memory back if all batches needed at most a quarter of it."""
+        """Once in `_WINDOW` tasks, give a slot's memory back if its batches needed at most a quarter of it."""
         if number - self._trimmed[slot] < _WINDOW:
             return
         most, self._most[slot], self._trimmed[slot] = self._most[slot], 0, number
@@ -141,7 +141,7 @@ class Team:
                     answers += inbox.read()
                     if inbox.ended:
                         self._poll.unregister(fd)
-            if dead >= 0:  # its last answer may have come after its pipe was read
+            if dead >= 0:  # the last answer of the worker may have come after its pipe was read
                 for inbox in self._inboxes.values():
                     answers += inbox.read()
             if answers:
@@ -150,7 +150,7 @@ class Team:
                 raise self._obituary(self._own.watched[dead])
 
     def worker_of(self, number: int) -> str:
-        """Name the worker that has a task; if none has, one that is stopped."""
+        """Name the worker that has a task. If none has it, name a worker that a signal has stopped."""
         doing = list(self.slots.doing)
         named = [f"worker {worker} ({described(process.pid)})" for worker, process in enumerate(self._own.processes)]
         if number in doing:
@@ -158,12 +158,13 @@ class Team:
         return next((name for name in named if "stopped" in name), "a worker")
 
     def open(self, answer: Answer, *, copied: bool) -> tuple[object, bool]:
-        """Return the batch of an answer, and whether its tensors are page-locked.
+        """Return the batch of an answer, and whether the batch's tensors are page-locked.
 
-        The batch is a view of its slot, or a copy. The slot is freed when nothing uses it.
+        The batch is a view of its slot; with `copied`, or if it did not fit into the slot, a copy. The slot is freed
+        when nothing uses it.
 
         Raises:
-            Exception: What the worker raised instead, or what unpickling the batch raises.
+            Exception: The worker's error if it made no batch, or an error of unpickling the batch.
         """
         slots, slot = self.slots, answer.slot
         if answer.kind == IN_SLOT:

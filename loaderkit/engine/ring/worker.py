@@ -1,4 +1,4 @@
-"""What runs in a worker process of the ring."""
+"""The main function of a worker process of the ring, and the errors that it sends."""
 
 import contextlib
 import os
@@ -37,21 +37,21 @@ class PipeEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """The main function of a worker process: for each task it writes the batch into the slot and answers."""
+    """The main function of a worker process. For each task it writes the batch into a slot, and sends an answer."""
 
     reader: BatchReader
     slots: Slots
     tasks: PipeEnd
     answers: PipeEnd
-    number: int  # of this worker
-    workers: int  # in all
-    seed: int  # of its global generators
+    number: int  # the number of this worker
+    workers: int  # how many workers there are
+    seed: int  # the seed of this worker's global generators
     init: Callable[[int], None] | None  # the user's `worker_init_fn`
     inherited: Sequence[int] = ()  # open files of the parent that a forked worker closes
     pools: object = None  # for `limit_threads`, in a forked worker
 
     def __call__(self) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the loader's process gets it too, and stops this worker
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the loader's process gets the signal too, and stops this worker
         outlive_signals(lambda: self.slots.wanted[0] == STOP)
         for fd in self.inherited:
             os.close(fd)
@@ -103,7 +103,11 @@ class Worker:
 
 
 class _SlotWorkerInfo(torch_worker.WorkerInfo):
-    """What torch's `get_worker_info()` returns here. Collates that know it do not use torch's shared memory."""
+    """What torch's `get_worker_info()` returns in a worker of the ring.
+
+    loaderkit's collates look for `writes_into_slots`. If it is there, they do not put batches into torch's shared
+    memory.
+    """
 
     writes_into_slots = True
 
@@ -120,8 +124,8 @@ class _Message(str):
 def raise_again(failure: bytes) -> None:
     """Raise a worker's exception, with the worker's traceback in its message.
 
-    It has the same type, if that can be made from a message. StopIteration and SystemExit become RuntimeError: they would
-    mean something else here.
+    The exception has the same type, if that type can be made from a message. StopIteration and SystemExit become
+    RuntimeError: in this process they would have another meaning.
     """
     message, kind = pickle.loads(failure)
     try:

@@ -1,9 +1,9 @@
-"""The lanes of an ordinary IterableDataset: what each worker reads, from its start only.
+"""The lanes of an ordinary IterableDataset: one for each worker, which can be read only from its start.
 
-The dataset must split itself over ranks and workers, as in a `torch.utils.data.DataLoader`, and must give the same samples
-when a pass is read again. A run then resumes exactly on the same number of ranks and workers. It reads again what was
-read, in the workers and without collating. If the dataset has an exact `state_dict()` and `load_state_dict()`, the run
-resumes from that state instead. The loader's state holds it as JSON, and can check it by the checksum alone.
+The dataset must split itself over ranks and workers, as in a `torch.utils.data.DataLoader`, and must give the same
+samples when a pass is read again. A run then resumes exactly on the same number of ranks and workers: the workers read
+again what was read before, without collating. If the dataset has an exact `state_dict()` and `load_state_dict()`, the
+run resumes from that state instead. The loader's state holds it as JSON, checked only by the checksum.
 """
 
 import contextlib
@@ -36,11 +36,11 @@ _END = object()
 
 
 class WorkerPlace(NamedTuple):
-    """Where a worker is in what it reads of the dataset."""
+    """How far a worker has read its part of the dataset."""
 
     cycle: int = 0  # how often it has read to the end
-    samples: int = 0  # read since
-    state: str | None = None  # the dataset's own state there, as JSON; None for its first
+    samples: int = 0  # read since then
+    state: str | None = None  # the dataset's own state there, as JSON; None for the state before the first read
 
 
 class WorkerLanes:
@@ -74,7 +74,7 @@ class WorkerLanes:
         }
 
     def place(self, cycle: int = 0, samples: int = 0, state: str | None = None) -> WorkerPlace:
-        """Return a place. That of the start has the dataset's state there: another loader may find the dataset elsewhere."""
+        """Return a place. At the start it has the dataset's first state: another loader may have moved the dataset."""
         return WorkerPlace(cycle, samples, self._first if state is None and not samples else state)
 
     def flaw(self, lane: int, place: Sequence[Any]) -> str | None:
@@ -94,7 +94,7 @@ class WorkerLanes:
     def read(self, lanes: range, places: Sequence[LanePlace], cycle: int, turn: int) -> Iterator[Item]:
         workers = self._crew.num_workers
         self._moves_dataset = self._first is not None and not workers
-        if workers:  # at once for all: what they share has the epoch then, in whatever memory it lies
+        if workers:  # before they start: any memory that they share with the dataset then has the epoch
             _set_epoch(self._dataset, cycle)
         task = WorkerTask(
             dataset=self._dataset,
@@ -139,7 +139,7 @@ class WorkerLanes:
         return private_generators(dataset=self._dataset) if self._config.private_generators is None else []
 
     def close(self) -> None:
-        if self._moves_dataset:  # else another loader would start from here
+        if self._moves_dataset:  # if not restored, another loader would start from here
             self._moves_dataset = False
             _load(self._dataset, self._first)
 
@@ -153,7 +153,7 @@ class WorkerTask(LaneTask):
     """Reads a worker's lane, from its place to its end."""
 
     dataset: Any
-    first: str | None  # the dataset's own state before it was read; None if it had none yet
+    first: str | None  # the dataset's own state before the first read; None if it had none then
     rank: int
 
     @property
@@ -210,7 +210,7 @@ class _WorkerReader:
 
     @property
     def end(self) -> WorkerPlace:
-        """The next cycle's start."""
+        """The place at the start of the next cycle."""
         return WorkerPlace(self._task.cycle + 1, 0, _state_of(self._task.dataset))
 
     def take(self, count: int) -> list[object]:
@@ -231,10 +231,10 @@ class _WorkerReader:
                     try:
                         if begins and self._stateful:
                             self._open()
-                            seeds.enter(row)  # a state that is loaded may set the global generators
+                            seeds.enter(row)  # again: loading a state may set the global generators
                         self._samples.append(self._typed(next(self._open())))
                         if begins:
-                            _check_epoch(self._task.dataset, self._task.cycle)  # it is read with the first sample
+                            _check_epoch(self._task.dataset, self._task.cycle)  # the first sample's read applies it
                     except StopIteration:
                         self._ended = True
                         break
@@ -275,7 +275,7 @@ class _WorkerReader:
         state = self._task.first if state is None else state
         try:
             _load(dataset, state)
-        except Exception:  # it may have a place to restore only after iter()
+        except Exception:  # some datasets can load a state only after iter()
             iterator: Iterator[object] = iter(dataset)
             _load(dataset, state)
             return iterator
@@ -298,7 +298,11 @@ class _WorkerReader:
 
 
 def _set_epoch(dataset: object, epoch: int) -> None:
-    """Tell a dataset its epoch, if it has `set_epoch`; in a process that multiprocessing started, in memory of its own."""
+    """Call a dataset's `set_epoch`, if it has one.
+
+    A child process first copies the numbers in shared memory that this call changes, so it does not change other
+    processes'.
+    """
     found = getattr(dataset, "set_epoch", None)
     set_epoch: Callable[[int], object] = found if callable(found) else lambda _: None
     if multiprocessing.parent_process() is not None and (callable(found) or _is_stateful(dataset)):
@@ -317,7 +321,7 @@ def _check_epoch(dataset: object, epoch: int) -> None:
 
 
 def _told_by(dataset: Any) -> str | None:
-    """Return the state of a dataset as it is now; None if it has none."""
+    """Return a dataset's present state as JSON; None if it has none, or has one only after `iter()`."""
     if _is_stateful(dataset):
         with contextlib.suppress(Exception):  # it may have a state only after iter()
             return encode(dataset.state_dict())

@@ -33,7 +33,7 @@ from loaderkit.system.start import choose_start
 class Item(NamedTuple):
     """What a slot gives: a batch, if there is one, and where its lane is afterwards."""
 
-    row: int  # of the lane, among the rank's
+    row: int  # the lane's number among the rank's lanes
     place: LanePlace
     samples: int  # 0 without a batch
     batch: object  # in a Reported if samples were bad
@@ -79,13 +79,13 @@ class Lanes(Protocol):
         """Return a warning if there are more workers than these lanes can keep busy."""
 
     def private(self) -> PrivateGenerators:
-        """Return what seeds the random generators that the data keeps, as far as they do not decide its order."""
+        """Return what seeds the random generators that the data keeps, except those that decide the data's order."""
 
     def left(self) -> list[Found]:
         """Return the generators that are not seeded although they may decide what a sample is."""
 
     def close(self) -> None:
-        """Leave the data as it was before reading."""
+        """Restore the data to what it was before reading."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class LaneTask(torch_data.IterableDataset[object]):
 
     config: LoaderConfig
     places: Sequence[Any]  # of the rank's lanes; those in a later cycle have ended
-    cycle: int  # to read
+    cycle: int  # the cycle to read
     turn: int  # the row of the lane that comes next
     private: PrivateGenerators
     buffers: BufferPool = field(default_factory=BufferPool)
@@ -124,7 +124,7 @@ class LaneTask(torch_data.IterableDataset[object]):
             if self.config.batch_size is None:
                 if collate is None:
                     return samples[0]
-                if seeds.row is None:  # no step has drawn for the sample: it has none, or drew when the sample was read
+                if seeds.row is None:  # no step has just drawn for the sample: there is none, or it ran at the read
                     seeds.enter_batch()
                 return collate(samples[0])
             if collate is None:

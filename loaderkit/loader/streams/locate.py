@@ -1,4 +1,4 @@
-"""What a stream's state says of the batches that follow it, without reading data."""
+"""Tell from a stream's state which batches come after it, without reading data."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ class StreamBatch(NamedTuple):
     Attributes:
         rank: The rank that gets it.
         lane: The lane that gives it.
-        where: What is known of its samples, in words.
+        where: What is known about its samples, in words.
     """
 
     rank: int
@@ -27,14 +27,14 @@ def locate_in_stream(
 ) -> Iterator[StreamBatch]:
     """Yield each rank's batch of a step: its lane, and where in a shard it begins.
 
-    A batch's lane is known if no lane ends in between. How many samples a shard has, and which ones a filter drops, is not
-    known before they are read.
+    The answer holds if no lane ends between the state and the step. How many samples a shard has, and which ones a
+    filter drops, is not known before they are read.
 
     Args:
-        stream: The stream that the state is of.
+        stream: The stream that the state belongs to.
         state: A Loader's state.
         step: The batch of each rank in the epoch, from 0; at or after the state.
-        batch_size: Of each rank.
+        batch_size: The batch size of each rank.
 
     Raises:
         ValueError: If the step is before the state.
@@ -87,7 +87,7 @@ def _where(stream: StreamDataset, lane: int, place: Place, passed: int, batch_si
 
 
 def _number(stream: StreamDataset, shard: ShardShare, start: int, more: int) -> int:
-    """Return the number in its shard of the sample `more` samples after `start`, in the blocks that a lane reads."""
+    """Return a sample's number in its shard: of the samples that the lane reads, it is `more` samples after `start`."""
     if shard.shares == 1:
         return start + more
     block, inside = divmod(start, stream.block)

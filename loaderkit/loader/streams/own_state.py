@@ -11,16 +11,17 @@ import torch
 def encode(value: object) -> str:
     """Return a state as JSON.
 
-    It may have None, booleans, numbers, strings, bytes, lists, tuples, dicts, tensors on the CPU and numpy arrays of numbers.
+    It may contain None, booleans, numbers, strings, bytes, lists, tuples, dicts, tensors on the CPU and numpy arrays of
+    numbers.
 
     Raises:
-        TypeError: If it has another value.
+        TypeError: If it contains anything else.
     """
     return json.dumps(_pack(value))
 
 
 def decode(text: str) -> Any:
-    """Return the state that a text holds."""
+    """Return the state from which `encode` made a text."""
     return _unpack(json.loads(text))
 
 

@@ -1,10 +1,10 @@
-"""The batches that a rank has had of a stream since a log last asked."""
+"""Which batches a rank has read from a stream since the last record of a StepLog."""
 
 from loaderkit.loader.streams.state import RankCursor
 
 
 class RankPasses:
-    """Tells them from two points alone: a stream never goes back within an epoch."""
+    """Finds the batches between two points. The points are enough: a stream never goes back within an epoch."""
 
     def mark(self, point: RankCursor) -> RankCursor:
         """Return a mark at a point, for `since`."""

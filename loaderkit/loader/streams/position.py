@@ -1,4 +1,4 @@
-"""The position in a stream: where each lane of this rank is, found by reading and never computed."""
+"""The position in a stream: where each lane of this rank is. It is known only from reading, and cannot be computed."""
 
 import dataclasses
 import functools
@@ -48,9 +48,9 @@ _NO_INDEX = {  # why a stream cannot do what it is asked
 class StreamPosition(Position[RankCursor]):
     """Where each lane of this rank is. A lane is a part of the stream that one worker reads in sequence.
 
-    Rank r of R reads the lanes r, r + R, ..., which take turns to give a batch. A point is a `RankCursor`. The other ranks
-    add what they know when a state is made. The lanes of a StreamDataset are lists of shards; those of another
-    IterableDataset are what each of its workers reads.
+    Rank r of R reads the lanes r, r + R, ..., which take turns to give a batch. A point is a `RankCursor`. When a state
+    is made, the ranks exchange where their lanes are. The lanes of a StreamDataset are lists of shards; another
+    IterableDataset has a lane for each worker.
     """
 
     def __init__(self, dataset: Any, config: LoaderConfig) -> None:
@@ -60,7 +60,7 @@ class StreamPosition(Position[RankCursor]):
         self._rendezvous = Rendezvous(config.store, config.meet_timeout_s)
         self._started = 0  # passes so far
         self.passes = RankPasses()
-        self._told_length = False  # whether anybody asked for a length that only the data knows
+        self._told_length = False  # whether `length` has returned a number that comes from the dataset's `__len__`
         self._reader: RankReader | None = None  # of this rank's lanes, once the world is known
         self._stand_at(StreamCursor())
 
@@ -146,7 +146,7 @@ class StreamPosition(Position[RankCursor]):
         lanes = self._lanes
         saved = open_stream_state(state)["stream"]
         identity = named_as_saved(self._identity, saved)
-        if _PRIVATE not in identity and _PRIVATE in saved:  # the data keeps no generators any more
+        if _PRIVATE not in identity and _PRIVATE in saved:  # the data no longer keeps generators
             identity |= {_PRIVATE: saved[_PRIVATE]}
         elif identity.get(_PRIVATE) == "leave" and _PRIVATE not in saved:  # as every earlier loaderkit did
             del identity[_PRIVATE]
@@ -178,7 +178,7 @@ class StreamPosition(Position[RankCursor]):
 
     @functools.cached_property
     def _kept(self) -> PrivateGenerators:
-        """The random generators that the data keeps, as they were at first: reading may make others, on some ranks only."""
+        """The random generators that the data keeps, found once: reading may make others, on some ranks only."""
         private = self._lanes.private()
         private.find()
         return private
@@ -239,7 +239,7 @@ class StreamPosition(Position[RankCursor]):
         return self._reader
 
     def _say_length(self, found: str) -> None:
-        """Warn that the data has another length than it says. Trainers stop at `len()`."""
+        """Warn that the data has another number of samples than its `__len__` says. Trainers stop at `len()`."""
         workers = self.crew.num_workers
         shared = f", shared evenly by {workers} workers," if workers > 1 else ""
         self.say(
@@ -278,7 +278,7 @@ class StreamPosition(Position[RankCursor]):
         return over
 
     def _count_bad(self, report: Reported | None, reader: RankReader) -> None:
-        """Count the bad samples of a batch, and those since the last one that are in no batch."""
+        """Count the bad samples of a batch, and those since the batch before that belong to no batch."""
         reports = [*reader.take_reports(), *([] if report is None else [report])]
         if not reports:
             return

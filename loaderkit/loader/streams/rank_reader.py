@@ -1,4 +1,4 @@
-"""Read a rank's lanes batch by batch, and know where they are after the last batch that was yielded."""
+"""Read a rank's lanes batch by batch, and know where each lane is after the last batch that was yielded."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -6,7 +6,7 @@ from loaderkit.datasets.bad_samples import Reported
 from loaderkit.loader.streams.lanes import Item
 from loaderkit.loader.streams.state import LanePlace
 
-# From places, a cycle and a turn to that cycle's items from there on.
+# Takes places, a cycle and a turn. Returns the items of that cycle from there on.
 Read = Callable[[Sequence[LanePlace], int, int], Iterator[Item]]
 
 _EMPTY_CYCLES = 100  # in a row, before a rank gives up
@@ -15,18 +15,19 @@ _EMPTY_CYCLES = 100  # in a row, before a rank gives up
 class RankReader:
     """Yields the batches of a rank's lanes, one cycle after another.
 
-    Each call gets the function that reads the lanes. If the reader kept it, the reader and its position would refer to each
-    other. Workers would then run until the garbage collector finds them, which waits 5 s for each.
+    Each call that reads gets the function that reads the lanes. If the reader kept this function, the reader and its
+    position would refer to each other. Workers would then run until the garbage collector finds them, which waits 5 s
+    for each worker.
     """
 
     def __init__(self, lanes: Sequence[int], places: Sequence[LanePlace], turn: int) -> None:
         self.places, self.turn = list(places), turn
-        self._lanes = lanes  # their numbers
+        self._lanes = lanes  # the lanes' numbers
         self._items: Iterator[Item] | None = None
         self.cycle: int = min(place.cycle for place in places)  # the one that is being read
         self._unheard: set[int] = set()  # lanes that have given no item yet, and may be empty
-        self.ahead: Item | None = None  # its batch is ready
-        self._ended: list[Item] = []  # from lanes without data, read before the batch that is ready
+        self.ahead: Item | None = None  # the item whose batch is ready
+        self._ended: list[Item] = []  # items of lanes that ended without a batch, read before the batch that is ready
         self._reports: list[Reported] = []
 
     def look_ahead(self, read: Read, *, again: bool) -> bool:
@@ -58,11 +59,11 @@ class RankReader:
 
     def is_at(self, turn: int, places: Sequence[LanePlace]) -> bool:
         """Say whether the reader continues from these places."""
-        in_cycle = self.cycle == min(place.cycle for place in places)  # else it has yet to leave an empty cycle
+        in_cycle = self.cycle == min(place.cycle for place in places)  # if not, it must first leave an empty cycle
         return in_cycle and self.turn == turn and self.places == list(places)
 
     def take_reports(self) -> list[Reported]:
-        """Return the bad samples that are in no batch, from lanes that have no others; each is returned once."""
+        """Return the reports of lanes that ended without a batch, so no batch carries them. Each is returned once."""
         found, self._reports = self._reports, []
         return found
 
@@ -98,7 +99,7 @@ class RankReader:
         self.cycle = min(place.cycle for place in self.places)
 
     def _open_rows(self) -> set[int]:
-        """Return the lanes that are not known to have ended."""
+        """Return the rows of the lanes that are not known to have ended."""
         rows = {row for row, place in enumerate(self.places) if place.cycle == self.cycle}
         return rows - {item.row for item in self._ended}
 

@@ -19,7 +19,7 @@ _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.0002, 0.05
 class Rendezvous:
     """Exchanges small values between ranks through a store. Unlike in a collective, a failed rank does not hang the others.
 
-    If no store is given, it takes that of the process group.
+    If no store is given, it uses the store of the process group.
 
     A store may outlive an attempt of a run, and then has keys of ranks that were killed. So the ranks first agree on a prefix
     that no earlier attempt had. Each rank leaves a random token. Rank 0 offers a list of the tokens that it finds, and a new
@@ -81,7 +81,9 @@ class Rendezvous:
     def _exchange(
         self, store: Any, name: str, point: str, world: World, value: str, others: Mapping[str, str]
     ) -> tuple[list[str | None], str]:
-        """Store this rank's value at a point of the run. Return those of all ranks, None where unknown, and who is late.
+        """Store this rank's value at a point of the run. Return the values of all ranks, and the late ranks as a text.
+
+        The value of a rank that is late is None.
 
         Values are a function of the point. `others` are this rank's values at other points. If a process has several
         loaders of one name, all ranks must use them in the same order.
@@ -118,7 +120,10 @@ class Rendezvous:
         return late
 
     def _lead(self, store: Any, meeting: str, world: World) -> list[int]:
-        """Offer the tokens that are there. Fix the run when all ranks have accepted."""
+        """As rank 0, offer the list of all tokens, and set the prefix when all ranks have accepted it.
+
+        Return the late ranks.
+        """
         others = range(1, world.size)
         tokens = [f"{meeting}/token/{rank}" for rank in others]
         if absent := [rank for rank, key in zip(others, tokens, strict=True) if not store.check([key])]:
@@ -130,7 +135,7 @@ class Rendezvous:
         run = _run_of(meeting, offer)
         if late := [rank for rank in others if not store.check([f"{run}/accepted/{rank}"])]:
             return late
-        # Before the word to start: a later loader of the same name must not find the tokens of this one.
+        # Before `start` is set: a later loader of the same name must not find the tokens of this one.
         for key in (*tokens, *(f"{run}/accepted/{rank}" for rank in others)):
             store.delete_key(key)
         store.set(f"{run}/start", "")
@@ -139,7 +144,10 @@ class Rendezvous:
         return []
 
     def _follow(self, store: Any, meeting: str, world: World) -> list[int]:
-        """Accept the latest offer with this rank's token. The run is fixed when rank 0 says that all have."""
+        """As another rank, accept the latest offer that has this rank's token, and set the prefix when rank 0 says so.
+
+        Return the late ranks.
+        """
         if self._offer is not None and store.check([f"{(run := _run_of(meeting, self._offer))}/start"]):
             self._run = run
             return []

@@ -103,7 +103,7 @@ class ShardTask(LaneTask):
     """Reads the lanes of a StreamDataset."""
 
     stream: StreamDataset
-    lanes: Sequence[int]  # the rank's, by number
+    lanes: Sequence[int]  # the numbers of the rank's lanes
 
     @property
     @override

@@ -31,7 +31,7 @@ _FORM: Form = {
     "lanes": lists_of(_LANE),
     "missing": lists_of(COUNT),
 }
-# From a lane and a place in it to what the place should be, or None if it is valid.
+# Takes a lane and a place in it. Returns what the place should be, or None if the place is valid.
 Flaw = Callable[[int, Sequence[object]], str | None]
 
 
@@ -43,7 +43,7 @@ class StreamCursor:
     batches: int = 0  # of the epoch, that each rank has yielded
     bad: Sequence[int] = ()  # samples of the epoch that each rank has left out
     turns: Sequence[int | None] = (0,)  # for each rank, which of its lanes comes next; None if it did not answer
-    lanes: Sequence[Any] = ()  # places; None if the rank did not answer. Empty at the epoch's start
+    lanes: Sequence[Any] = ()  # a place for each lane; None if its rank did not answer. Empty at the epoch's start
 
     @property
     def missing(self) -> list[int]:
@@ -86,7 +86,10 @@ class RankCursor(NamedTuple):
 def join_ranks(
     cursor: RankCursor, values: Sequence[str | None], count: int, place: Callable[..., object] = Place
 ) -> StreamCursor:
-    """Combine one rank's cursor, and the `RankCursor.value` of each rank that answered, over `count` lanes."""
+    """Combine one rank's cursor with the `RankCursor.value` of each rank, over `count` lanes.
+
+    The value of a rank that did not answer is None.
+    """
     lanes: list[object] = [None] * count
     turns: list[int | None] = [None] * len(values)
     bad = [0] * len(values)
@@ -122,8 +125,8 @@ def unpack_cursor(
 
     Args:
         state: What `pack_cursor` returned.
-        identity: Of this stream.
-        count: Its number of lanes.
+        identity: The identity of this stream.
+        count: The number of its lanes.
         flaw: Says what is wrong with a place.
         place: Makes a place from its values.
 
@@ -204,13 +207,13 @@ def merge_states(states: Sequence[Mapping[str, object]]) -> dict[str, Any]:
                 )
         turns = [old if new is None else new for old, new in zip(turns, cursor.turns, strict=True)]
         lanes = [old if new is None else new for old, new in zip(lanes, cursor.lanes, strict=True)]
-    # Each rank knows its own number alone, and reports 0 for the others.
+    # Each rank knows only its own number of bad samples, and reports 0 for the others.
     bad = [max(found) for found in zip(*(cursor.bad for cursor in cursors if cursor.bad), strict=True)]
     return pack_cursor(dataclasses.replace(first, turns=turns, lanes=lanes, bad=bad), opened[0]["stream"])
 
 
 def open_stream_state(state: object) -> dict[str, Any]:
-    """Return the fields of a state of any stream, after checking all that does not depend on the stream."""
+    """Return the fields of a stream's state, after all checks that do not need the stream."""
     fields = open_state(state, _FORM, "the state of a Loader of a stream", _WAY_OUT)
     turns, lanes, bad = fields["turns"], fields["lanes"], fields["cursor"]["bad"]
     ranks = len(turns)

@@ -13,7 +13,7 @@ from loaderkit.system.digests import digest
 from loaderkit.system.types import Array
 
 Cost = Callable[[Int64Array], Array]
-_PROBES = 64  # lengths at which a cost function is compared with the one of a state
+_PROBES = 64  # lengths at which the cost functions of a loader and a state are compared
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def costs_of(cost: Cost, lengths: Int64Array, name: str = "balance") -> Float64A
     """Return the cost of each sample (N,).
 
     Raises:
-        TypeError: If the cost is no function.
+        TypeError: If `cost` is not a function.
         ValueError: If the function gives anything but a finite number of at least 0 for each length.
     """
     if not callable(cost):
@@ -79,14 +79,17 @@ def costs_of(cost: Cost, lengths: Int64Array, name: str = "balance") -> Float64A
 
 
 def cost_key(cost: Cost, lengths: Int64Array, name: str) -> str:
-    """Return a text that names a cost function in a state. It checks the function on some lengths."""
+    """Return a text that names a cost function in a state. Check the function's values for some lengths."""
     most = max(1, int(lengths.max()))
     costs = costs_of(cost, np.unique(np.geomspace(1, most, _PROBES).astype(np.int64)), name)
     return repr(cost) if isinstance(cost, AttentionCost) else f"costs {digest(costs)}"
 
 
 def sums(values: Float64Array, bounds: Int64Array) -> Float64Array:
-    """Return the sum of each stretch of values (B,), added in order, so that it is the same on every machine."""
+    """Return the sum of each stretch of values (B,), added in order, so that it is the same on every machine.
+
+    `bounds` (B + 1,) are the starts of the stretches, the first one 0, and the end of the last one.
+    """
     stretches = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
     return np.bincount(stretches, values[: len(stretches)], len(bounds) - 1).astype(np.float64)
 
@@ -98,22 +101,22 @@ def sort_batches(found: Arrangement, costs: Float64Array) -> Arrangement:
 
 
 def deal_rows(found: Arrangement, rows: Int64Array, costs: Float64Array, ranks: int) -> Arrangement:
-    """Return packed rows dealt again: a step has rows of like cost, and its batches have like sums.
+    """Deal packed rows to new batches: the rows of a step have like costs, and so do its batches.
 
-    Rows are sorted by cost, and each `ranks` of them make a layer. A step takes the next layers. The dearest row of a layer goes to the
-    batch that costs least so far.
+    Rows are sorted by cost, and each `ranks` rows make a layer. A step takes the next layers. The most expensive row of
+    a layer goes to the batch that costs least so far.
 
     Args:
         found: The arrangement.
-        rows: Start of each row in its places, and the end of the last one (R + 1,).
-        costs: Of each row (R,).
+        rows: Start of each row in `found.places`, and the end of the last one (R + 1,).
+        costs: The cost of each row (R,).
         ranks: Batches of a step.
     """
     steps = (len(found.bounds) - 1) // ranks
     full, rest = divmod(len(costs), ranks)
     order = np.argsort(-costs, kind="stable")
     each, more = divmod(full, max(1, steps))
-    # Steps with a layer more come first, so the last step has room for rows that make no layer.
+    # Steps with one layer more come first, so the last step has room for the rows that do not fill a layer.
     groups = ((more, each + 1), (steps - more, each))
     dealt: list[Int64Array] = []
     start = 0
@@ -124,7 +127,7 @@ def deal_rows(found: Arrangement, rows: Int64Array, costs: Float64Array, ranks: 
     batches = [batch for step in dealt for batch in step]
     for number in range(rest):
         batches[number - ranks] = np.append(batches[number - ranks], order[start + number])
-    # Without a shuffle the dearest steps would come first.
+    # Without a shuffle the most expensive steps would come first.
     mixed = np.argsort(hash_positions(np.arange(steps, dtype=np.int64), "steps"), kind="stable").tolist()
     batches = [batches[step * ranks + rank] for step in mixed for rank in range(ranks)]
     places, ends = _permuted(found.places, rows, np.concatenate(batches) if batches else order)
@@ -133,7 +136,7 @@ def deal_rows(found: Arrangement, rows: Int64Array, costs: Float64Array, ranks: 
 
 
 def _deal(rows: Int64Array, costs: Float64Array) -> Int64Array:
-    """Deal rows (S, layers, ranks), dearest first, to the batches of each step; return them (S, ranks, layers)."""
+    """Deal rows (S, layers, ranks), most expensive first, to each step's batches; return them (S, ranks, layers)."""
     steps, layers, ranks = rows.shape
     done, dealt = np.zeros((steps, ranks)), np.empty((steps, ranks, layers), dtype=np.int64)
     for layer in range(layers):
@@ -144,7 +147,10 @@ def _deal(rows: Int64Array, costs: Float64Array) -> Int64Array:
 
 
 def _permuted(places: Int64Array, starts: Int64Array, order: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return stretches of places in another order, and their starts. `starts` (R + 1,) ends with the end of the last one."""
+    """Return stretches of places in another order, and their starts.
+
+    Starts are (R + 1,): the last entry is the end of the last stretch.
+    """
     sizes = np.diff(starts)[order]
     ends = np.append(0, np.cumsum(sizes))
     rows = np.repeat(starts[order] - ends[:-1], sizes) + np.arange(ends[-1])

@@ -69,7 +69,7 @@ def check_longest(costs: Int64Array, limit: int, name: str, what: str, way_out: 
 
 
 def too_few(samples: int, ranks: int) -> ValueError:
-    """Return the error for last samples that the ranks can't share."""
+    """Return the error for an epoch whose last samples can't be shared evenly by the ranks."""
     return ValueError(
         f"plan: the last {samples} samples of an epoch can't be shared evenly by {ranks} ranks (tail='keep'): each "
         "rank needs as many batches, none of them empty. Use fewer ranks, a larger window, or tail='drop' or 'pad'."

@@ -33,12 +33,12 @@ class PackPlan(WindowPlan):
         lengths: Length of each sample of the dataset, in tokens (N,).
         row_length: Tokens of a row.
         batch_size: The most rows of a batch, for each rank.
-        window: Samples that are packed together; by default half of them, from 1,024 to 32,768.
+        window: Samples that are packed together; by default half of all samples, from 1,024 to 32,768.
         too_long: What happens to a sample longer than a row: "error" refuses it when the plan is made, "drop" leaves
             it out, "split" cuts it. Then the samples of the plan are the pieces of a `PieceDataset`, which the Loader makes.
             Shorter samples stay whole, and each token comes once an epoch.
         shuffle: Whether samples and steps come in a new order each epoch.
-        seed: Of the shuffle.
+        seed: The seed of the shuffle.
         order: Another order of the samples, instead of `shuffle`.
         tail: What happens to an epoch's last rows, as for a Loader.
         balance: What a sample costs by its length: `lk.AttentionCost(hidden_size=...)`, or a function from lengths (N,) to
@@ -122,7 +122,7 @@ class PackPlan(WindowPlan):
         steps = full + (rest > 0 and policy != "drop")
         if policy == "keep":
             least = steps * ranks
-            if self.balance is not None:  # else some ranks of a step have a row more
+            if self.balance is not None:  # without it, some ranks of a step may have one row more than others
                 least = max(least, -(-rows // ranks) * ranks)
             rows = _split_rows(numbers, rows, least)
             if rows < steps * ranks and last:
@@ -195,7 +195,7 @@ def pack(lengths: Int64Array, row_length: int) -> tuple[npt.NDArray[np.int64], i
 
 
 def _costs_of_rows(lengths: Int64Array, rows: Int64Array, cost: Cost, row_length: int) -> Float64Array:
-    """Return the cost of each row (R,): that of its samples, and of its padding, over which the kernels run too."""
+    """Return the cost of each row (R,): the sum over its samples, and its padding, which kernels compute too."""
     padding = row_length - np.add.reduceat(lengths, rows[:-1])
     return sums(costs_of(cost, lengths), rows) + np.where(padding > 0, costs_of(cost, np.maximum(padding, 0)), 0)
 

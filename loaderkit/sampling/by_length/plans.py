@@ -29,13 +29,13 @@ class LengthBuckets(WindowPlan):
     Args:
         lengths: Length of each sample of the dataset, integers of at least 0 (N,).
         batch_size: The most samples of a batch, for each rank.
-        window: Samples that are sorted together; by default half of them, from 1,024 to 32,768. With 500 steps in a
-            window, padding is at most about 5 %.
+        window: Samples that are sorted together; by default half of all samples, from 1,024 to 32,768. With 500 steps
+            in a window, padding is at most about 5 %.
         shuffle: Whether samples and steps come in a new order each epoch.
-        seed: Of the shuffle.
+        seed: The seed of the shuffle.
         order: Another order of the samples, instead of `shuffle`.
-        tail: What happens to an epoch's last samples, as for a Loader. "drop" leaves out random samples of the last
-            window, "pad" repeats some.
+        tail: What happens to an epoch's last samples, as for a Loader. "drop" leaves out the order's last samples,
+            "pad" repeats the first samples of the last window.
         balance: What a sample costs by its length: `lk.AttentionCost(hidden_size=...)`, or a function from lengths (N,) to
             costs (N,). Then the batches of one step cost about the same on all ranks, and so do the ranks' sums over the steps of
             a gradient accumulation.
@@ -109,7 +109,7 @@ class TokenBudget(WindowPlan):
     Args:
         lengths: Length of each sample of the dataset, in tokens (N,).
         max_tokens: The most tokens of a batch, for each rank.
-        window: Samples that are arranged together; by default half of them, from 1,024 to 32,768.
+        window: Samples that are arranged together; by default half of all samples, from 1,024 to 32,768.
         padded: Whether padding counts: a batch counts its longest length times its samples. Otherwise only real tokens
             count.
         max_samples: The most samples of a batch; None means no limit.
@@ -117,7 +117,7 @@ class TokenBudget(WindowPlan):
         too_long: What happens to a sample over the budget: "error" refuses it when the plan is made, "drop" leaves it
             out, "alone" gives it a batch of its own.
         shuffle: Whether samples and steps come in a new order each epoch.
-        seed: Of the shuffle.
+        seed: The seed of the shuffle.
         order: Another order of the samples, instead of `shuffle`.
         tail: What happens if the ranks can't share the last batches evenly, because none can be halved: "keep" raises,
             "drop" leaves them out, "pad" repeats some.
@@ -236,7 +236,7 @@ def _by_length(lengths: Int64Array) -> Int64Array:
 
 
 def _halved_to_multiple(ends: list[int], ranks: int) -> Int64Array | None:
-    """Return the bounds of batches, the largest halved until their number is a multiple of `ranks`; None if impossible."""
+    """Halve the largest batches until their number is a multiple of `ranks`. Return the bounds; None if impossible."""
     bounds = np.array([0, *ends], dtype=np.int64)
     for _ in range(-len(ends) % ranks):
         sizes = np.diff(bounds)
@@ -283,7 +283,7 @@ def _fill_padded(costs: Int64Array, budget: int, most: int) -> list[int]:
 
 
 def _fill_real(costs: Int64Array, budget: int, most: int) -> list[int]:
-    """Return the ends of batches; each holds as many samples as fit into the budget together."""
+    """Return the ends of batches; each holds as many samples as the budget allows for the sum of their costs."""
     total = np.cumsum(costs).tolist()
     ends, at, before = [], 0, 0
     while at < len(total):

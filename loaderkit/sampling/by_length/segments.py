@@ -26,7 +26,7 @@ class Arrangement(NamedTuple):
     There are steps x ranks batches; the batches of one step follow each other.
 
     Attributes:
-        places: Rows of the segment's samples (N,), batch after batch.
+        places: Entries of the segment's `positions` and `indices` (N,), batch after batch.
         bounds: Start of each batch in `places`, and the end of the last one (B + 1,).
         rows: For packed rows, the start of each row in `places` and the end of the last one (R + 1,).
     """
@@ -51,7 +51,7 @@ class Segment:
 
     Attributes:
         start: Samples of all ranks consumed before the segment.
-        end: Samples of all ranks consumed after it.
+        end: Samples of all ranks consumed when the segment is done.
         positions: Positions in the order (N,), ascending.
         indices: Indices in the dataset (N,).
         arrangement: The batches.
@@ -59,7 +59,7 @@ class Segment:
         steps: Numbers of the arrangement's steps (S,), in the order in which they come.
         ends: Samples consumed after each of these steps (S,).
         history: What a cursor needs to rebuild the segment: a start and a geometry for each segment of the window so far.
-        costs: Of each batch (S x ranks,), if they are balanced.
+        costs: The cost of each batch (S x ranks,), if batches are balanced.
     """
 
     start: int
@@ -75,7 +75,7 @@ class Segment:
 
     @cached_property
     def turns(self) -> Int64Array:
-        """The batch of each step (S, ranks) that each rank gets."""
+        """The number of the batch that each rank gets in each step (S, ranks)."""
         batches = np.arange(len(self.steps) * self.ranks, dtype=np.int64).reshape(-1, self.ranks)
         if self.costs is None or self.ranks == 1:
             return batches

@@ -17,7 +17,7 @@ class PlanSummary:
     Attributes:
         epoch: Number of the epoch.
         ranks: Ranks that share it.
-        samples: Different samples that all ranks deliver.
+        samples: Different samples that the ranks deliver together.
         repeated: Samples that come a second time.
         left_out: Samples that do not come.
         batches: Batches of each rank.
@@ -26,7 +26,8 @@ class PlanSummary:
         mean_batch: Mean tokens of a batch, with padding.
         max_batch: Most tokens of a batch, with padding.
         rank_spread: How far a step's largest batch exceeds the step's mean, as a share, averaged over the steps. About
-            the share of time that ranks wait for the slowest. It counts tokens with padding, or costs if there are.
+            the share of time that ranks wait for the slowest. It compares tokens with padding, or costs if a function
+            gives them.
     """
 
     epoch: int
@@ -71,9 +72,9 @@ class BatchCounts(NamedTuple):
     Attributes:
         padded: Tokens of each batch, with padding (B,).
         tokens: Tokens of all batches, without padding.
-        samples: Different samples in them.
+        samples: Different samples in the batches.
         repeated: Samples that come a second time.
-        costs: Of each batch (B,), if a cost function is given.
+        costs: The cost of each batch (B,), if a cost function is given.
     """
 
     padded: Int64Array
@@ -110,7 +111,7 @@ def longest_times_count(lengths: Int64Array, bounds: Int64Array) -> Int64Array:
     """Return the tokens of batches (B,) that are padded to their longest sample.
 
     Args:
-        lengths: Of the samples, batch after batch (N,).
+        lengths: Lengths of the samples, batch after batch (N,).
         bounds: Start of each batch and end of the last one (B + 1,); no batch is empty.
     """
     if len(bounds) < 2:

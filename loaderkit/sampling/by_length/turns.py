@@ -6,13 +6,13 @@ from loaderkit.system.arrays import Float64Array, Int64Array
 
 
 def take_turns(costs: Float64Array, steps: Int64Array) -> Int64Array:
-    """Return which batch of each step (S, ranks) each rank gets.
+    """Return which batch of each step each rank gets (S, ranks).
 
-    The dearest batch goes to the rank that has had the least so far. The sums of the ranks are then alike over any steps that follow each
-    other, such as those of one gradient accumulation.
+    The most expensive batch of a step goes to the rank whose batches have cost least so far. So the ranks' sums are
+    alike over any steps in a row, such as those of one gradient accumulation.
 
     Args:
-        costs: Of the batches (S, ranks).
+        costs: The cost of each batch (S, ranks).
         steps: Numbers of the steps (S,), in the order in which they come.
     """
     ranks = costs.shape[1]

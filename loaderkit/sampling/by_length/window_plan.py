@@ -24,7 +24,7 @@ from loaderkit.system.world import World
 
 _LARGEST_WINDOW, _LEAST_WINDOW = 1 << 15, 1 << 10  # by default
 _SHOWN = ("ranks", "batch size", "row_length", "max_tokens", "max_samples")  # numbers of the geometry in a repr
-_KEPT = 4  # segments: a loader reads one, and asks for the one where it began
+_KEPT = 4  # segments in memory: a loader reads one, and asks for the one where it began
 
 
 def default_window(samples: int) -> int:
@@ -48,10 +48,11 @@ class WindowPlan(Plan):
         lengths: Length of each sample of the dataset, integers of at least 0 (N,).
         window: Samples arranged together. It shapes the order and bounds the memory. See `default_window`.
         shuffle: Whether samples, and the steps of a window, come in a new order each epoch.
-        seed: Of the shuffle.
+        seed: The seed of the shuffle.
         order: Another order of the samples, instead of `shuffle`; the steps of a window are shuffled.
         tail: What happens to an epoch's last samples.
-        balance: The cost of samples by their lengths. Then the batches of a step cost about the same.
+        balance: A function from samples' lengths (N,) to their costs (N,). Then the batches of a step cost about the
+            same.
 
     Raises:
         ValueError: If a number is out of range, or the order does not fit the lengths.
@@ -96,7 +97,7 @@ class WindowPlan(Plan):
         try:
             size, numbers = len(self.lengths), zip(self.rules, self.geometry, strict=True)
             named = [f"{name} {number:,}" for name, number in numbers if name in _SHOWN and number]
-        except Exception:  # a debugger also asks for what is half made
+        except Exception:  # a debugger may show an object whose `__init__` has not finished
             return object.__repr__(self)
         order = "shuffled" if self._shuffle_steps else "in order"
         return (
@@ -113,8 +114,8 @@ class WindowPlan(Plan):
         """Turn samples into batches; return None if they give no batch for each rank and more samples follow.
 
         Args:
-            lengths: Of the samples, in the order's order (N,).
-            geometry: Of this plan, or of the run that began the window.
+            lengths: Lengths of the samples, by position (N,).
+            geometry: The geometry of this plan, or of the run that began the window.
             last: Whether the epoch ends with these samples. Then the tail policy applies.
         """
 
@@ -176,7 +177,8 @@ class WindowPlan(Plan):
 
         Args:
             epoch: Number of the epoch.
-            cost: What `rank_spread` compares, as for `balance=`. By default that of the plan, otherwise tokens.
+            cost: The costs that `rank_spread` compares, as for `balance=`. By default the plan's; without these,
+                tokens.
         """
         cost = self.balance if cost is None else cost
         counts = [self._counts(segment, cost) for segment in self._whole(epoch)]
@@ -187,7 +189,7 @@ class WindowPlan(Plan):
         return longest_times_count(lengths, arrangement.bounds)
 
     def costs_of(self, lengths: Int64Array, arrangement: Arrangement, cost: Cost, geometry: Geometry) -> Float64Array:
-        """Return the cost of each batch (B,): here each sample is padded to the longest one of its batch."""
+        """Return the cost of each batch (B,). Here each sample costs as much as its batch's longest: it is padded."""
         if len(arrangement.bounds) < 2:
             return np.empty(0)
         longest = np.maximum.reduceat(lengths[arrangement.places], arrangement.bounds[:-1])
@@ -219,7 +221,7 @@ class WindowPlan(Plan):
         return segments[where]
 
     def _find_segment(self, cursor: Cursor) -> Segment | None:
-        """Build the segment that a run reads at a cursor.
+        """Build the segment that a run reads at a cursor; None at the epoch's end.
 
         `cursor.plan` is the history of the open window: for each geometry it was arranged with, the samples consumed when
         that segment began, then the geometry.
@@ -273,9 +275,9 @@ class WindowPlan(Plan):
                 raise bad_cursor("plan", list(cursor.plan), f"{rule.wanted} as its {name}")
 
     def _next(self, epoch: int, previous: Segment | None, start: int, geometry: Geometry) -> Segment | None:
-        """Arrange what `previous` has left at `start`, or a new window; None at the epoch's end.
+        """Arrange the samples that `previous` has left at `start`, or a new window. Return None at the epoch's end.
 
-        If that gives no batch for each rank, the segment takes the next window too.
+        If these samples give no batch for each rank, the segment takes the next window too.
         """
         size = self._size(epoch)
         history: tuple[int, ...] = ()
