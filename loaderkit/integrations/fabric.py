@@ -59,6 +59,7 @@ def load(fabric: Any, path: Path | str, state: dict[str, Any], **options: object
         The checkpoint's entries that are not in `state`.
 
     Raises:
+        TypeError: If a Loader is in a dict or list inside `state`: Fabric saves and restores only what is in `state` itself.
         StateError: If the Loader's state is of other data, or is damaged.
 
     Examples:
@@ -74,6 +75,12 @@ def load(fabric: Any, path: Path | str, state: dict[str, Any], **options: object
         >>> state["step"], loader.cursor.epoch, loader.cursor.samples
         (1, 0, 4)
     """
+    for name, value in state.items():
+        if isinstance(value, dict | list | tuple) and _has_loader(value):
+            raise TypeError(
+                f"fabric.load: state[{name!r}] is a {type(value).__name__} with a Loader in it, and Fabric restores only what "
+                "is in the state itself. Give each Loader a name of its own in the state, for fabric.save too."
+            )
     loaders = {name: value for name, value in state.items() if isinstance(value, Loader)}
     remainder: dict[str, object] = fabric.load(path, state, **options)
     for name, loader in loaders.items():
@@ -81,3 +88,9 @@ def load(fabric: Any, path: Path | str, state: dict[str, Any], **options: object
             loader.load_state_dict(state[name])
             state[name] = loader
     return remainder
+
+
+def _has_loader(value: object) -> bool:
+    if isinstance(value, dict | list | tuple):
+        return any(map(_has_loader, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, Loader)

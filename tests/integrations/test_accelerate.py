@@ -87,6 +87,21 @@ def test_a_state_saved_inside_an_accumulation_stands_at_its_start(stop: int, acc
     assert again == whole[learnt:] or (learnt == len(whole) == len(again) and loader.cursor.epoch == 2)
 
 
+@pytest.mark.parametrize("steps", [2, 8])
+def test_a_program_may_change_the_length_of_accumulations(steps: int, accelerator: Any, tmp_path: Path) -> None:
+    loader = prepared(accelerator)
+    whole = [batch.tolist() for batch in loader]
+    loader.seek(epoch=0)
+    accelerator.gradient_accumulation_steps = steps
+    for _, _ in zip(range(7), loader, strict=False):
+        with accelerator.accumulate():
+            pass
+    with pytest.warns(UserWarning, match=rf"after batch {7 % steps} of a gradient accumulation of {steps}"):
+        accelerator.save_state(str(tmp_path))
+    accelerator.load_state(str(tmp_path))
+    assert [batch.tolist() for batch in loader] == whole[7 - 7 % steps :]
+
+
 def test_batches_come_on_the_accelerators_device(accelerator: Any) -> None:
     accelerator.state.device = torch.device("meta")
     assert [batch.device.type for batch in prepared(accelerator)] == ["meta"] * 11

@@ -127,3 +127,14 @@ def test_what_cannot_be_set_up_is_refused() -> None:
         lk.integrations.fabric.setup(two, loader)
     with pytest.raises(TypeError, match="Only PyTorch DataLoader are currently supported"):
         alone().setup_dataloaders(loader)  # Fabric's own; if it changes, `setup` may go
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda loader: {"train": loader}, lambda loader: [loader], lambda loader: {"all": (loader,)}]
+)
+def test_a_loader_that_fabric_would_not_restore_is_named(wrap: Any, tmp_path: Path) -> None:
+    state = {"step": 1, "loaders": wrap(lk.Loader(torch.arange(4)))}
+    with pytest.raises(
+        TypeError, match=r"state\['loaders'\] is a .* with a Loader in it.*Give each Loader a name of its own"
+    ):
+        lk.integrations.fabric.load(alone(), tmp_path / "none.ckpt", state)
