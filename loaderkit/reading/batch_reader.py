@@ -24,7 +24,7 @@ from loaderkit.seeding.private import Found, PrivateGenerators, PrivatePolicy
 from loaderkit.seeding.sample_seeds import SampleSeeds
 from loaderkit.seeding.watched import GlobalPolicy, Used, watched_seeds
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.batch_memory import BufferPool, lends
+from loaderkit.system.batch_memory import BatchMemory, BufferPool
 from loaderkit.system.overrides import own_attribute
 from loaderkit.system.pickling import sendable_errors
 from loaderkit.system.stack import CollateError, stack, stack_columns
@@ -105,7 +105,7 @@ class BatchReader:
         """
         if self.finished is not None and len(key.positions):
             self.finished.close(key.epoch, int(key.positions.min()))
-        with lends(self._buffers):
+        with BatchMemory(self._buffers):
             if self._whole and key.indices.dtype != object:
                 return self._make_whole(key)
             return self.private.use(lambda: self._make_seeded(key))

@@ -9,7 +9,7 @@ import math
 import mmap
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Self
 
@@ -100,12 +100,18 @@ class _Lent(np.ndarray[tuple[int, ...], np.dtype[np.uint8]]):
 
 
 class BatchMemory:
-    """The memory that one batch has borrowed from a pool."""
+    """The memory that one batch has borrowed from a pool. Inside the `with`, this thread makes that batch."""
 
     def __init__(self, pool: BufferPool) -> None:
         self.filled: dict[int, Tensor] = {}  # by address: tensors whose rows are already the batch's samples
         self._pool = pool
         self._bytes = 0
+
+    def __enter__(self) -> None:
+        self._before, _thread.batch = _thread.batch, self
+
+    def __exit__(self, *error: object) -> None:
+        _thread.batch = self._before
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
         """Return an array from the pool, with arbitrary content."""
@@ -120,18 +126,8 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-@contextlib.contextmanager
-def lends(pool: BufferPool) -> Iterator[None]:
-    """Inside the `with`, this thread makes one batch, with memory from a pool."""
-    before, _thread.batch = _thread.batch, BatchMemory(pool)
-    try:
-        yield
-    finally:
-        _thread.batch = before
-
-
 def current() -> BatchMemory | None:
-    """Return the memory of the batch that this thread makes; None outside `lends`."""
+    """Return the memory of the batch that this thread makes; None outside a batch."""
     return _thread.batch
 
 

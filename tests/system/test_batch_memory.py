@@ -25,7 +25,7 @@ from torch import Tensor
 
 import loaderkit as lk
 from loaderkit.datasets.combine import MapDataset
-from loaderkit.system.batch_memory import BufferPool, empty_array, lends, new_empty
+from loaderkit.system.batch_memory import BatchMemory, BufferPool, empty_array, new_empty
 from loaderkit.system.stack import stack
 
 ENGINES = [("inline", {}), ("threads", {"num_workers": 2}), ("ring", {"num_workers": 2}), ("torch", {"num_workers": 2})]
@@ -201,14 +201,14 @@ def test_what_autograd_keeps_never_changes() -> None:
 def test_a_pool_keeps_what_its_largest_batch_took() -> None:
     pool = BufferPool()
     for count, most in ((1, 1), (7, 7), (2, 7), (1, 7)):
-        with lends(pool):
+        with BatchMemory(pool):
             batch = [empty_array((LARGE,), np.uint8) for _ in range(count)]
         assert len({part.ctypes.data for part in batch}) == count
         del batch
         assert pool.free_bytes == most * LARGE
     held = []
     for _ in range(20):
-        with lends(pool):
+        with BatchMemory(pool):
             held.append(empty_array((LARGE,), np.uint8))
     del held
     assert pool.free_bytes == 7 * LARGE
@@ -248,7 +248,7 @@ def test_threads_share_a_pool() -> None:
 def test_small_arrays_objects_and_arrays_outside_a_batch_are_not_lent() -> None:
     pool = BufferPool()
     assert empty_array((LARGE,), np.uint8).base is None
-    with lends(pool):
+    with BatchMemory(pool):
         assert empty_array((LARGE - 1,), np.uint8).base is None
         assert empty_array((LARGE // 8,), object).base is None
         assert empty_array((LARGE,), np.uint8).base is not None
@@ -356,7 +356,7 @@ def test_a_custom_collate_gets_what_the_dataset_returned() -> None:
 def test_an_index_out_of_range_is_an_error(wrong: int) -> None:
     rows = np.array([3] * 9 + [wrong])
     for column in (ROWS, ROWS.numpy()):
-        with lends(BufferPool()), contextlib.suppress(IndexError):
+        with BatchMemory(BufferPool()), contextlib.suppress(IndexError):
             found = lk.ArrayDataset(column).read_batch(rows)
             assert torch.equal(torch.as_tensor(found), torch.cat([ROWS[[3] * 9], ROWS[[wrong]]]))
 

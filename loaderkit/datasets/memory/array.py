@@ -129,7 +129,7 @@ def in_memory(dataset: Any) -> bool:
 def take(array: Array, rows: Int64Array) -> Array:
     """Return the rows (B, *) of a contiguous array at `rows` (B,); raise an IndexError if a row is out of range."""
     is_large = len(rows) * array.strides[0] >= LARGE and array.dtype.kind in "biufc"
-    if not is_large or rows.min() < 0 or rows.max() >= len(array):
+    if not is_large or rows.view(np.uint64).max() >= len(array):  # as unsigned, a negative row is large
         return array.take(rows, 0)
     # mode="clip", as the indices are checked above: in the mode that checks them, numpy buffers `out` and copies twice.
     return array.take(rows, 0, out=empty_array((len(rows), *array.shape[1:]), array.dtype), mode="clip")

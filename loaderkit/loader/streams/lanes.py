@@ -20,7 +20,7 @@ from loaderkit.loader.streams.state import LanePlace
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.seeding.private import Found, PrivateGenerators
 from loaderkit.seeding.sample_seeds import SampleSeeds
-from loaderkit.system.batch_memory import BufferPool, lends
+from loaderkit.system.batch_memory import BatchMemory, BufferPool
 from loaderkit.system.host import on_host
 from loaderkit.system.nested import pin, should_pin
 from loaderkit.system.open_before_fork import warn_of_open_files
@@ -120,7 +120,7 @@ class LaneTask(torch_data.IterableDataset[object]):
     def make_batch(self, samples: list[Any], seeds: SampleSeeds) -> object:
         """Collate samples under their seeds."""
         collate = self.config.collate_fn
-        with lends(self.buffers):
+        with BatchMemory(self.buffers):
             if self.config.batch_size is None:
                 if collate is None:
                     return samples[0]
