@@ -25,7 +25,7 @@ _FEW = 4  # entries of a list that are shown one by one
 
 
 class Field(NamedTuple):
-    """A field of a sample, as texts for a table."""
+    """One row of the table that shows a sample: a field's name, type and value, as strings."""
 
     name: str
     type: str

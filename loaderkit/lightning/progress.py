@@ -173,10 +173,10 @@ def forget_ready_epoch(fit_loop: dict[str, Any]) -> None:
 
 
 def set_epoch_over(fit_loop: dict[str, Any], *, uncounted: bool) -> None:
-    """Set a checkpoint's loops to the start of the next epoch.
+    """Set the loops in a checkpoint to the start of the next epoch.
 
-    Lightning notices the epoch's end only if an epoch has as many batches as when the checkpoint was
-    saved. With `max_steps` it would continue the old epoch.
+    If the number of batches in an epoch has changed since the checkpoint was saved, Lightning does not notice that the
+    epoch is over, and a Trainer with `max_steps` would continue it. For `uncounted` see `set_batches`.
     """
     epochs = fit_loop["epoch_progress"]
     ended = epochs["current"]["processed"] == epochs["current"]["ready"]

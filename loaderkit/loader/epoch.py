@@ -13,7 +13,7 @@ from loaderkit.loader.position import Position
 
 
 class Epoch:
-    """Yields the batches of one pass over a position's data, copied to a device if there is one."""
+    """Yields the batches from a position to the end of its epoch. With a device, they are copied there."""
 
     def __init__(self, position: Position, device: torch.device | None, copied: HostBatches) -> None:
         self.position = position

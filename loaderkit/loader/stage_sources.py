@@ -75,7 +75,7 @@ class StageSources:
                 )
 
     def dataset(self) -> ConcatDataset:
-        """Return all sources as one dataset; raise a TypeError if a source is only a size."""
+        """Return all sources as one dataset; raise a TypeError if a source was given as a number of samples."""
         sizes = [name for name, source in self._sources.items() if isinstance(source, int)]
         if sizes:
             raise TypeError(f"Stages: the sources {sizes} are numbers of samples, wanted datasets.")

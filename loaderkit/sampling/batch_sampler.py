@@ -81,12 +81,10 @@ class BatchSamplerOrder(SamplerOrder):
 class BatchSamplerPlan(Plan):
     """The batches of a batch sampler: rank r of R gets batches r, r + R, and so on.
 
-    Every rank must have the same number of batches. If the ranks do not divide the batches, "keep" is an error, "drop"
-    leaves out the last ones, and "pad" repeats the first ones.
-
     Args:
-        order: The indices of the batches, one batch after another.
-        tail: See above.
+        order: The dataset indices of all batches, joined in the order of the batches.
+        tail: What happens if the number of batches is not a multiple of R: "keep" raises an error, "drop" leaves out the
+            last batches, and "pad" repeats the first ones.
         world: This rank and the number of ranks.
     """
 

@@ -68,7 +68,7 @@ class Skips:
         return tuple(each for each in self.stretches if each[0] >= epoch)
 
     def gaps(self, epoch: int) -> "Gaps | None":
-        """Return the gaps in an epoch; None if there are none."""
+        """Return the ranges of samples that are skipped in an epoch; None if none is."""
         found = [each[1:] for each in self.stretches if each[0] == epoch]
         return Gaps(np.array(found, dtype=np.int64)) if found else None
 

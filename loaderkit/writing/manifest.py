@@ -120,7 +120,7 @@ class Folder:
         return None
 
     def plan(self) -> Plan | None:
-        """Return the plan of this folder, or None if it has none yet."""
+        """Return what a writer planned for this folder, from its manifest; None if no writer has begun here."""
         holds = self.path.is_dir() and any(not path.name.startswith(".") for path in self.path.iterdir())
         manifests = (self.side / MANIFEST, self.path / MANIFEST) if holds else ()  # else the user removed the shards
         for path in (*manifests, self.path / _STATE / "plan.json"):

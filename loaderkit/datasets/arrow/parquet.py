@@ -181,7 +181,7 @@ class ParquetDataset(ShardedDataset[GroupedTable]):
         }
 
     def fingerprint(self) -> str:
-        """Return a text of the shards, their sizes and the columns, with the values of columns that the files lack."""
+        """Return a string that identifies the data: shard names, sizes, columns, and values that come from folder names."""
         found = f"{self.columns} {super().fingerprint()}"
         if not self._added:
             return found

@@ -62,7 +62,12 @@ def coco_target(
 
 
 def draw_segmentation(segmentation: Any, size: tuple[int, int]) -> Tensor:
-    """Draw the mask (H, W), uint8, of polygons [[x, y, x, y, ...], ...] or run lengths {"counts": ..., "size": ...}."""
+    """Return the mask of an object: 1 inside and 0 outside, (H, W) uint8.
+
+    Args:
+        segmentation: Polygons [[x, y, x, y, ...], ...], or run lengths {"counts": ..., "size": ...}.
+        size: Height and width of the mask.
+    """
     if isinstance(segmentation, Mapping):
         return torch.from_numpy(_from_runs(segmentation, size))
     try:

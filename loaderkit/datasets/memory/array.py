@@ -183,7 +183,7 @@ def _gather(column: Any, indices: Int64Array) -> Any:
 
 
 def _is_numbers(column: object) -> bool:
-    """Return whether a column is a tensor, or an array of numbers, whose gathered rows make a tensor."""
+    """Return whether a column is a tensor, or an array whose dtype torch has too: its rows are returned as a tensor."""
     return isinstance(column, _TensorColumn) or (isinstance(column, np.ndarray) and column.dtype.kind in "biufc")
 
 

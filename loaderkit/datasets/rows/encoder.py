@@ -122,7 +122,7 @@ class RowEncoder(ABC):
         """Return a string with digests of all settings that affect the rows."""
 
     def sample(self, row: Any) -> dict[str, Any]:
-        """Return a row as a sample, without pictures."""
+        """Encode a row as a sample without the row's pictures."""
         return labelled(row.ids, row.mask, self.owner)
 
     def length(self, sample: dict[str, Any]) -> int:

@@ -91,5 +91,5 @@ def transform_samples(
 
 
 def seeds_of(pending: Sequence[PendingSample]) -> SampleSeeds:
-    """Return the samples' seeds. In the main process, using them restores the user's random generators afterwards."""
+    """Return the seeds of samples, a context. In the main process, leaving it restores the user's random generators."""
     return SampleSeeds(np.array([each.seed for each in pending], dtype=np.uint64), restore=not in_worker_process())

@@ -150,7 +150,7 @@ class Team:
                 raise self._obituary(self._own.watched[dead])
 
     def worker_of(self, number: int) -> str:
-        """Name the worker that has a task. If none has it, name a worker that a signal has stopped."""
+        """Describe the worker that makes batch task `number`. If no worker has it, describe one that a signal has paused."""
         doing = list(self.slots.doing)
         named = [f"worker {worker} ({described(process.pid)})" for worker, process in enumerate(self._own.processes)]
         if number in doing:
