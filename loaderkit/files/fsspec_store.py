@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,17 @@ _CONNECTIONS = 64  # at most, of a process to an S3 server
 _WAITS = random.Random()  # gcsfs draws its waits between retries from it
 # File systems are never freed: in a forked process, their finalizers would use the parent's event loop and sockets.
 _KEPT: dict[object, Any] = {}
+
+
+def _forget_loop() -> None:
+    """Let a forked process start an event loop of its own. fsspec does so since 2025.5; before, its first request hangs."""
+    asyn: Any = sys.modules.get("fsspec.asyn")
+    if asyn is not None and not hasattr(asyn, "reset_after_fork"):
+        asyn.reset_lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_loop)
 
 
 @dataclass(frozen=True, slots=True)

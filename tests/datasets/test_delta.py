@@ -59,7 +59,7 @@ def change_log(folder: Path, configuration: dict[str, str], feature: str, *, vec
         if "metaData" in action:
             action["metaData"]["configuration"] = configuration
             schema = json.loads(action["metaData"]["schemaString"])
-            for number, field in enumerate(schema["fields"]):
+            for number, field in enumerate(schema["fields"] if feature == "columnMapping" else []):
                 name = f"col-{number}"
                 field["metadata"] = {"delta.columnMapping.id": number + 1, "delta.columnMapping.physicalName": name}
             action["metaData"]["schemaString"] = json.dumps(schema)

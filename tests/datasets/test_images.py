@@ -11,7 +11,7 @@ import pytest
 import torch
 import torchvision
 from drawing import draws, equal
-from images_made import encode, picture, pixels
+from images_made import encode, need_picture_decoder, picture, pixels
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
@@ -26,6 +26,7 @@ Decode = Callable[[bytes], Tensor]
 
 @pytest.fixture(params=get_args(PictureDecoder))
 def decode(request: pytest.FixtureRequest) -> Decode:
+    need_picture_decoder(request.param)
     return partial(decode_picture, decoder=request.param)
 
 

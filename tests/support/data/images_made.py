@@ -4,9 +4,20 @@ import io
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+
+from loaderkit.datasets.images.decoders import check_decoder
+
+
+def need_picture_decoder(name: Any) -> None:
+    """Import a decoder of JPEG; skip a test, with the reason, if it is missing."""
+    try:
+        check_decoder("the test", name)
+    except ImportError as error:
+        pytest.skip(str(error))
 
 
 def picture(seed: int = 0, mode: str = "RGB", size: tuple[int, int] = (12, 9)) -> Image.Image:
