@@ -222,12 +222,12 @@ def _check_records(dataset: object) -> Iterator[Finding]:
 def _check_store(subject: Subject) -> Iterator[Finding]:
     """Measure the store of remote shards, and say what an epoch costs and how much cache the run wants."""
     data = shards_within(subject.dataset)
-    speed = None if data is None else measure_store(data)
+    speed = None if data is None else measure_store(data.files)
     if data is None or speed is None:
         return
-    total = data.remote_bytes
-    yield describe_store(speed, len(data.remote_sizes), total)
-    if (cost := data.cache_cost()) is None:
+    total = data.files.remote_bytes
+    yield describe_store(speed, len(data.files.remote), total)
+    if (cost := data.files.cache_cost()) is None:
         return
     order = subject.config.order
     if order is None and subject.config.shuffle:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
-from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.datasets.shards.files import ShardFiles
 from loaderkit.files.requests import BLOCK, REQUESTS
 
 _REQUESTS = 5  # their median is the latency
@@ -45,13 +45,12 @@ class StoreSpeed:
         return f"all {REQUESTS} connections of a download are busy: two workers, which download at the same time, may get more"
 
 
-def measure_store(data: ShardedDataset) -> StoreSpeed | None:
+def measure_store(files: ShardFiles) -> StoreSpeed | None:
     """Measure the store of a dataset's largest remote shard, by reading up to 64 MiB of it; None if all shards are local."""
-    sizes = data.remote_sizes
-    if not any(sizes.values()):
+    if not files.remote_bytes:
         return None
-    url, size = max(sizes.items(), key=lambda item: item[1])
-    storage = data.storage
+    url, size = max(((url, found.size_bytes) for url, found in files.remote.items()), key=lambda item: item[1])
+    storage = files.storage
     storage.read(url, 0, 1, size)  # opens the connection
     latency = median(_seconds(lambda: storage.read(url, 0, 1, size)) for _ in range(_REQUESTS))
     block = min(size, BLOCK)

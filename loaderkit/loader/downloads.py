@@ -116,7 +116,7 @@ def storages_within(data: object) -> list[Storage]:
     waiting = [data]
     while waiting:
         part = waiting.pop()
-        if id(part) in seen or (isinstance(part, ShardedDataset) and not part.remote_sizes):
+        if id(part) in seen or (isinstance(part, ShardedDataset) and not part.files.remote):
             continue
         seen.add(id(part))
         if isinstance(part, Storage):
@@ -133,7 +133,7 @@ def shards_ahead(data: object, plan: Plan, cursor: Cursor) -> int | None:
 
     Return None if that is unknown.
     """
-    if not isinstance(data, ShardedDataset) or not data.remote_sizes or data.storage.cache_dir is None:
+    if not isinstance(data, ShardedDataset) or not data.files.remote or data.storage.cache_dir is None:
         return None
     if not plan.follows_order or isinstance(plan.order, SamplerOrder):
         return None  # to look ahead would draw from the user's sampler, or arrange a window
@@ -141,19 +141,28 @@ def shards_ahead(data: object, plan: Plan, cursor: Cursor) -> int | None:
     first = next(keys, None)
     if first is None:
         return 0
-    now = set(data.parts_of(first.indices).tolist())
-    later = data.parts_of(np.concatenate([first.indices, *(key.indices for key in keys)]))
+    now = set(data.indexes.parts_of(first.indices).tolist())
+    later = data.indexes.parts_of(np.concatenate([first.indices, *(key.indices for key in keys)]))
     coming = [part for part in dict.fromkeys(later.tolist()) if part not in now]
-    return sum(1 for _ in takewhile(data.has_copy, coming)) if all(map(data.has_copy, now)) else 0
+
+    def has_copy(part: int) -> bool:
+        return data.files.has_copy(data.shards[part])
+
+    return sum(1 for _ in takewhile(has_copy, coming)) if all(map(has_copy, now)) else 0
 
 
 def cache_remark(dataset: object, order: Order | None, nodes: int) -> str | None:
     """Return a warning if shards of a ShardOrder will be downloaded more than once an epoch, or None."""
     data = shards_within(dataset)
-    if data is None or not data.remote_bytes or not isinstance(order, ShardOrder) or data.storage.cache_dir is None:
+    if (
+        data is None
+        or not data.files.remote_bytes
+        or not isinstance(order, ShardOrder)
+        or data.storage.cache_dir is None
+    ):
         return None
     used = -(-order.shards_in_use // nodes)
-    wanted = used * data.remote_bytes // len(data.shards)
+    wanted = used * data.files.remote_bytes // len(data.shards)
     if wanted <= data.storage.cache_bytes:
         return None
     fewer = f", or shuffle with fewer lanes (order=lk.ShardOrder(dataset.shard_sizes, lanes=...), now {order.lanes})"

@@ -51,13 +51,13 @@ class Workers:
         return dataclasses.replace(
             found,
             order=None if order is None else order.cost(self._crew.world, self._config.batch_size or 1),
-            cache=None if data is None else data.cache_cost(),
+            cache=None if data is None else data.files.cache_cost(),
         )
 
     def _make(self) -> Engine:
         # Workers take the batches of a shard order in turn, so that each keeps to its own shards.
         in_turn = self._plan.block is not None
-        if self._crew.num_workers and (data := shards_within(self._dataset)) is not None and data.remote_bytes:
+        if self._crew.num_workers and (data := shards_within(self._dataset)) is not None and data.files.remote_bytes:
             data.close()  # workers open their own: the cache may evict what nobody has open
         return make_engine(self._plan.reader(), self._config, self._crew.num_workers, in_turn=in_turn)
 

@@ -185,10 +185,8 @@ class Pipeline(DeclaresDraws):
         """Pack documents into rows of a fixed length. The call measures each document, unless the data has lengths.
 
         Each sample so far is a document: a dict with its tokens, or the tokens themselves. Each sample of the new
-        pipeline is a row: a list of documents, as from a stream's `pack`. A Loader makes batches of rows with
-        `PackCollate`, if it
-            has no `collate_fn`. A later
-        `map` gets a row and returns a row.
+        pipeline is a row: a list of documents, as from a stream's `pack`. A Loader makes batches of rows with `PackCollate`,
+        if it has no `collate_fn`. A later `map` gets a row and returns a row.
 
         Rows are packed by best fit decreasing. A row has the same documents in each epoch; `Loader(shuffle=True)`
         shuffles the rows. A `PackPlan` makes different rows in each epoch. A document without tokens is in no row.

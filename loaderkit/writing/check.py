@@ -165,7 +165,7 @@ def _read_samples(shard: str, form: str) -> int:
 
 
 def _check_index(shard: str, data: ShardedDataset) -> None:
-    found = data.stat(shard)
+    found = data.files.stat(shard)
     fitting = (index for _, index in saved_indexes(shard, data.kind, None) if index.fits(found))
     kept = next(fitting, None) or data.proven_index(0)  # the folder's index, or a new one
     count, offsets = data.scan(shard)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from loaderkit.cli.bench.subject import subject_of
 from loaderkit.cli.command import main
 from loaderkit.cli.doctor import Host, available_memory, check_data, check_host, describe_store, in_units, measure
 from loaderkit.cli.store import StoreSpeed, measure_store
+from loaderkit.files.listing import Stat
 from loaderkit.system.cpus import Cpus
 
 ROOMY = Host(
@@ -234,10 +235,11 @@ def test_small_shards_have_no_speed_of_a_connection(size: int) -> None:
         def read_many(self, url: str, ranges: list[tuple[int, int]], size: int) -> list[bytes]:
             return [self.read(url, start, stop, size) for start, stop in ranges]
 
-    class Shards:
-        remote_sizes = dict.fromkeys(("a", "b"), size)
+    class Files:
+        remote: ClassVar[dict[str, Stat]] = dict.fromkeys(("a", "b"), Stat(size, 0))
+        remote_bytes = 2 * size
         storage = Store()
 
-    found = measure_store(Shards())
+    found = measure_store(Files())
     assert found is not None
     assert found.connection is None

@@ -111,7 +111,7 @@ def test_a_header_of_several_megabytes_is_read_whole(store: SlowStore, storage: 
     there = store.root / "names" / "train"
     there.mkdir(parents=True)
     one = write(tmp_path / "one", [{"cls": 5}]) / "shard-000000.tar"
-    index = lk.TarDataset(one)._indexes[0]
+    index = lk.TarDataset(one).proven_index(0)
     names = [f"{number:05}-{'x' * 190}.tar" for number in range(6000)]
     for name in names[:3]:
         shutil.copy(one, there / name)

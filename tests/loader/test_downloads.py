@@ -85,7 +85,7 @@ def test_shards_ahead_are_those_in_the_cache_before_the_first_that_is_not(store:
         wanted = list(dict.fromkeys((order.at(0, torch.arange(len(data)).numpy()) // EACH).tolist()))
         for missing in range(SHARDS):
             for part in wanted[:missing]:
-                data.open_file(data.shards[part]).close()  # downloads it, and no shard ahead
+                data.files.open(data.shards[part]).close()  # downloads it, and no shard ahead
             data.storage.counts.add("opened", 1)
             loader = lk.Loader(data, 4, order=order)
             assert loader.downloads is not None

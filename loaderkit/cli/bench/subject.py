@@ -67,7 +67,7 @@ class Subject:
     def remote(self) -> ShardedDataset | None:
         """The dataset of remote shards that are read through a cache; None if there is none."""
         data = shards_within(self.dataset)
-        return data if data is not None and data.remote_bytes and data.storage.cache_dir is not None else None
+        return data if data is not None and data.files.remote_bytes and data.storage.cache_dir is not None else None
 
     def samples_per_batch(self) -> float:
         """Return the mean number of samples in a batch."""

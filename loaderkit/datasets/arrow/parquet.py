@@ -14,7 +14,9 @@ from loaderkit.datasets.arrow.schemas import check_schema
 from loaderkit.datasets.base import Transform
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.shards.index import ShardIndex
-from loaderkit.datasets.shards.sharded import ShardedDataset, group_places
+from loaderkit.datasets.shards.index_finder import IndexFinder
+from loaderkit.datasets.shards.indexes import group_places
+from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls
 from loaderkit.system.arrays import Int64Array
@@ -109,7 +111,7 @@ class ParquetDataset(ShardedDataset[GroupedTable]):
         """
         return hive_constants(shard)
 
-    def _index_all(self) -> list[ShardIndex]:
+    def find_indexes(self, finder: IndexFinder) -> list[ShardIndex]:
         """Read the columns that all files must have from the first file, and index the files."""
         with closing(self._table(self.shards[0], Groups(1), head=True)) as first:
             if self._given is not None:
@@ -117,10 +119,10 @@ class ParquetDataset(ShardedDataset[GroupedTable]):
             self.columns, self._schema = first.columns, first.schema
             self._added = [name for name in self.columns if name in first.constants]
         self._layouts = {name: layout_of(self._schema.field(name).type) for name in self.columns}
-        return super()._index_all()
+        return super().find_indexes(finder)
 
     def _table(self, shard: str, groups: Groups, *, head: bool = False) -> GroupedTable:
-        file = self.open_head(shard) if head else self.open_file(shard)
+        file = self.files.open_head(shard) if head else self.files.open(shard)
         return GroupedTable(shard, file, groups, self.constants(shard), self._decryption)
 
     def _check(self, table: GroupedTable) -> None:
@@ -170,7 +172,7 @@ class ParquetDataset(ShardedDataset[GroupedTable]):
         parts: list[tuple[dict[str, Column], Int64Array, Int64Array]] = []
         for part, places, rows in self.to_read(indices):
             handle = self.handle(part)
-            for group, inner, inside in _by_group(rows, self._indexes[part]):
+            for group, inner, inside in _by_group(rows, self.indexes.load(part)):
                 parts.append((handle.columns_of(group), places[inner], inside))
         return {
             name: make_batch(

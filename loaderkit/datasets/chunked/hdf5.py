@@ -99,10 +99,8 @@ class Hdf5Dataset(ShardedDataset[OpenArrays]):
 
         Small chunks are joined.
         """
-        counts = [index.count for index in self._indexes]
-        return np.concatenate(
-            [shard_rows(self._layouts[shard], count) for shard, count in zip(self.shards, counts, strict=True)]
-        )
+        counts = zip(self.shards, super().shard_sizes.tolist(), strict=True)
+        return np.concatenate([shard_rows(self._layouts[shard], count) for shard, count in counts])
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
         with ExitStack() as opened:
@@ -152,7 +150,7 @@ class Hdf5Dataset(ShardedDataset[OpenArrays]):
             raise ImportError(f"{shard!r} needs h5py: pip install '.[hdf5]' in a checkout of loaderkit.") from error
         source: object = shard
         if is_remote(shard):
-            source = opened.enter_context(self.open_head(shard) if head else self.open_file(shard))
+            source = opened.enter_context(self.files.open_head(shard) if head else self.files.open(shard))
         with errors_named(f"{shard}: not a whole HDF5 file, it"):
             return opened.enter_context(h5py.File(source, "r"))
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 
 from loaderkit.datasets.errors import ShardError
+from loaderkit.datasets.shards.indexes import group_places
 from loaderkit.datasets.shards.lines import LineFile
 from loaderkit.datasets.shards.listed import Bounds
-from loaderkit.datasets.shards.sharded import group_places
 from loaderkit.datasets.unpacking import unpack
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.types import Array

@@ -57,11 +57,11 @@ class ArrayRecordDataset(ShardedDataset):
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
         if is_remote(shard):
             open_to_map(self, shard).close()  # refuses a file that will have no copy
-        with contextlib.closing(_Records(shard, self.open_file(shard))) as records:
+        with contextlib.closing(_Records(shard, self.files.open(shard))) as records:
             return records.count, None
 
     def open(self, shard: str, index: ShardIndex) -> "_Records":
-        return _Records(shard, self.open_file(shard))
+        return _Records(shard, self.files.open(shard))
 
     def read(self, handle: "_Records", rows: Int64Array, index: ShardIndex) -> list[bytes]:
         once, places = np.unique(rows, return_inverse=True)

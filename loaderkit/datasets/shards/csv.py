@@ -79,7 +79,7 @@ class CsvDataset(SpannedDataset):
         # The offsets depend on these settings, so they are part of the index's name.
         self.kind = f"csv-1{'' if delimiter == ',' else f' {delimiter!r}'}{'' if header is None else ' without header'}"
         super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage)
-        self.columns = self._names(self.shards[0], self.open_head) if columns is None else list(columns)
+        self.columns = self._names(self.shards[0], self.files.open_head) if columns is None else list(columns)
         self.types = dict(types or {})
         if unknown := sorted(set(self.types) - set(self.columns)):
             raise ValueError(f"CsvDataset: types are given for {unknown}, the columns are {self.columns}.")
@@ -90,21 +90,21 @@ class CsvDataset(SpannedDataset):
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
         quoted = False
-        with self.open_file(shard) as file:
+        with self.files.open(shard) as file:
             while not quoted and (block := file.read(_BLOCK)):
                 quoted = b'"' in block
             file.seek(0)
             spans = self._records(shard, file) if quoted else scan_lines(shard, file, blank=b"\r\n")
         if self._header is None:
-            self._names(shard, self.open_file)
+            self._names(shard, self.files.open)
             spans = spans[1:]
         return len(spans), spans
 
     def open(self, shard: str, index: ShardIndex) -> "_Records":
-        names = self._names(shard, self.open_file)
+        names = self._names(shard, self.files.open)
         if missing := [name for name in self.columns if name not in names]:
             raise ShardError(f"{shard}: lacks the columns {missing}, has {names}.")
-        return _Records(shard, self.open_file(shard), names)
+        return _Records(shard, self.files.open(shard), names)
 
     def read(self, handle: "_Records", rows: Int64Array, index: ShardIndex) -> Sequence[object]:
         starts, ends = index.spans(handle.shard)[rows].T.tolist()
@@ -141,7 +141,7 @@ class CsvDataset(SpannedDataset):
                     spans.append((at, end))
                 at = end
         except csv.Error as error:
-            with closing(LineFile(shard, self.open_file(shard))) as found:
+            with closing(LineFile(shard, self.files.open(shard))) as found:
                 raise ShardError(f"{found.place(at)} begins a record that is not CSV: {error}.") from error
         return np.array(spans, dtype=np.int64).reshape(-1, 2)
 

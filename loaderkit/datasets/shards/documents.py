@@ -15,7 +15,7 @@ from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.mapped import count_numbers, open_to_map
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.files.storage import Storage
-from loaderkit.files.urls import Urls, is_remote, shard_name
+from loaderkit.files.urls import Urls, shard_name
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.types import DType
 
@@ -112,7 +112,7 @@ class DocumentDataset(ShardedDataset[Spans]):
             raise ShardError(
                 f"{shard}: the ends of its documents changed since they were read. Make the dataset again."
             )
-        with self.open_file(shard) as file:
+        with self.files.open(shard) as file:
             is_empty = not self._tokens[shard]
             flat = np.empty(0, self.dtype) if is_empty else np.memmap(file, dtype=self.dtype, mode="r", offset=start)
         return Spans(np.asarray(flat), ends, shard)
@@ -165,8 +165,7 @@ class DocumentDataset(ShardedDataset[Spans]):
     def _open_other(self, path: str, files: ExitStack) -> BinaryIO | None:
         """Open another file of a shard; None if it does not exist."""
         try:
-            if is_remote(path) and path not in self._remote:
-                self._remote[path] = self.storage.stat(path)
-            return files.enter_context(self.open_file(path))
+            self.files.add(path)
+            return files.enter_context(self.files.open(path))
         except FileNotFoundError:
             return None

@@ -27,11 +27,11 @@ class FinishedShards:
     def close(self, epoch: int, position: int) -> None:
         """Close this thread's open shards that no process of the host reads near a position."""
         if epoch != self._epoch:
-            self._epoch, self._spans = epoch, self._order.spans(epoch, self._data.ends)
+            self._epoch, self._spans = epoch, self._order.spans(epoch, self._data.indexes.ends)
         if self._spans is not None:
             firsts, lasts = self._spans
             unused = (lasts < position - self._behind) | (firsts > position + self._behind)
-            self._data.close_shards(np.flatnonzero(unused).tolist())
+            self._data.opened.close_some(np.flatnonzero(unused).tolist())
 
 
 def finished_shards(dataset: object, order: object, step: int) -> FinishedShards | None:
@@ -41,5 +41,5 @@ def finished_shards(dataset: object, order: object, step: int) -> FinishedShards
     if not isinstance(dataset, ShardedDataset) or not isinstance(order, Order) or order.reach != len(dataset):
         return None
     cache = dataset.storage
-    is_small = cache.cache_dir is not None and cache.cache_bytes < dataset.remote_bytes
+    is_small = cache.cache_dir is not None and cache.cache_bytes < dataset.files.remote_bytes
     return FinishedShards(dataset, order, step) if is_small else None

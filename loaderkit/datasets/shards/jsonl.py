@@ -42,7 +42,7 @@ class JsonlDataset(SpannedDataset):
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson", ".jsonlines")
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
-        with self.open_file(shard) as file:
+        with self.files.open(shard) as file:
             spans = scan_lines(shard, file)
         return len(spans), spans
 

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from loaderkit.datasets.base import Transform
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.lines import LineFile
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.datasets.unpacking import unpack
@@ -141,11 +140,8 @@ class ListedDataset(ShardedDataset):
                 )
         return found
 
-    def _index_all(self) -> list[ShardIndex]:
-        return list(map(self.scanned_index, self.shards))  # reads nothing
-
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
-        entry, found = self._entries[shard], self.stat(shard)
+        entry, found = self._entries[shard], self.files.stat(shard)
         wanted = entry.packed_bytes if self.is_packed(shard) else entry.size_bytes
         if wanted is not None and found.size_bytes != wanted:
             raise ShardError(
@@ -165,14 +161,14 @@ class ListedDataset(ShardedDataset):
     def open_plain(self, shard: str) -> LineFile:
         """Open the uncompressed content of a shard. A compressed file is unpacked into the cache, or into memory."""
         if not self.is_packed(shard):
-            return LineFile(shard, self.open_soon(shard))
+            return LineFile(shard, self.opened.open_soon(shard))
         entry = self._entries[shard]
 
         def make() -> bytes:
-            with self.open_file(shard) as file:
+            with self.files.open(shard) as file:
                 return unpack(entry.codec, file.read(), entry.size_bytes, shard)
 
-        found = self.stat(shard)
+        found = self.files.stat(shard)
         return LineFile(
             shard, self.storage.open_made(shard, found, entry.size_bytes, make, data_bytes=self._plain_bytes)
         )
@@ -182,7 +178,7 @@ class ListedDataset(ShardedDataset):
         if not file.is_remote:
             (content,) = file.read([start], [stop])
             return content
-        with self.open_head(shard) as head:
+        with self.files.open_head(shard) as head:
             head.seek(start)
             return head.read(stop - start)
 
@@ -206,12 +202,11 @@ class ListedDataset(ShardedDataset):
             )
         return bounds
 
-    def _look_ahead(self, part: int, wanted: Int64Array) -> None:
-        following = self.shards[part + 1 : part + 2]
-        if not (
-            following and self.is_packed(following[0]) and self.storage.has_made(following[0], self.stat(following[0]))
-        ):
-            super()._look_ahead(part, wanted)
+    def next_download(self, part: int) -> str | None:
+        following = super().next_download(part)
+        if following is None or not self.is_packed(following):
+            return following
+        return None if self.storage.has_made(following, self.files.stat(following)) else following
 
     def fingerprint(self) -> str:
         """Return the names, sizes and numbers of samples of the shards."""

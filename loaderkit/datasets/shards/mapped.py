@@ -15,7 +15,8 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.memory.array import take
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.npyheader import NpyHeader, read_npy_header
-from loaderkit.datasets.shards.sharded import Opened, ShardedDataset
+from loaderkit.datasets.shards.open_shards import Opened
+from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.files.urls import is_remote
 from loaderkit.system.arrays import Int64Array, native
 from loaderkit.system.batch_memory import empty_array
@@ -95,7 +96,7 @@ def open_to_map(dataset: ShardedDataset, shard: str) -> BinaryIO:
         raise ShardError(
             f"{shard}: a remote file, wanted a local one to map into memory. Copy it to a disk, or use Storage(cache_dir=...)."
         )
-    return dataset.open_head(shard)
+    return dataset.files.open_head(shard)
 
 
 def count_numbers(shard: str, file: BinaryIO, dtype: DType, what: str, start: int = 0) -> int:

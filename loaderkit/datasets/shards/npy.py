@@ -59,7 +59,7 @@ class NpyDataset(MappedDataset):
         return shape[0], None
 
     def open(self, shard: str, index: ShardIndex) -> Array:
-        with self.open_file(shard) as file:
+        with self.files.open(shard) as file:
             return map_npy(shard, file)
 
     def gather(self, handle: Array, rows: Int64Array) -> Array:

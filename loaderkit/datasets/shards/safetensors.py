@@ -12,6 +12,7 @@ from torch import Tensor
 from loaderkit.datasets.base import Transform
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.shards.index import ShardIndex
+from loaderkit.datasets.shards.index_finder import IndexFinder
 from loaderkit.datasets.shards.lines import LineFile
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.files.storage import Storage
@@ -132,7 +133,7 @@ class SafetensorsDataset(ShardedDataset):
 
     def _columns(self, shard: str, file: BinaryIO) -> dict[str, Column]:
         """Return a file's chosen columns; raise a ShardError if they differ from those of the first file."""
-        found = read_header(shard, file, self.stat(shard).size_bytes)
+        found = read_header(shard, file, self.files.stat(shard).size_bytes)
         names = sorted(found) if self._given is None else self._given
         if absent := [name for name in names if name not in found]:
             raise ShardError(f"{shard}: has no tensor {absent[0]!r}, wanted some of {sorted(found)}.")
@@ -152,19 +153,19 @@ class SafetensorsDataset(ShardedDataset):
             )
         return columns
 
-    def _index_all(self) -> list[ShardIndex]:
-        with self.open_head(self.shards[0]) as file:
+    def find_indexes(self, finder: IndexFinder) -> list[ShardIndex]:
+        with self.files.open_head(self.shards[0]) as file:
             self._columns(self.shards[0], file)
-        return super()._index_all()
+        return super().find_indexes(finder)
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
-        with self.open_head(shard) as file:
+        with self.files.open_head(shard) as file:
             return next(iter(self._columns(shard, file).values())).rows, None
 
     def open(self, shard: str, index: ShardIndex) -> _Open:
-        with self.open_head(shard) as file:
+        with self.files.open_head(shard) as file:
             columns = self._columns(shard, file)
-        return _Open(shard, self.open_soon(shard), columns)
+        return _Open(shard, self.opened.open_soon(shard), columns)
 
     def read(self, handle: _Open, rows: Int64Array, index: ShardIndex) -> list[dict[str, Tensor]]:
         columns = self._empty(len(rows))

@@ -26,4 +26,4 @@ class SpannedDataset(ShardedDataset):
         return None if index.offsets is None else int(index.offsets[row, 0]), None
 
     def open(self, shard: str, index: ShardIndex) -> Any:
-        return LineFile(shard, self.open_soon(shard))
+        return LineFile(shard, self.opened.open_soon(shard))

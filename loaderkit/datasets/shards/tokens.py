@@ -126,7 +126,7 @@ class TokenDataset(MappedDataset):
         return full + more, None
 
     def open(self, shard: str, index: ShardIndex) -> _Tokens:
-        with self.open_file(shard) as file:
+        with self.files.open(shard) as file:
             if shard_name(shard).endswith(".npy"):
                 flat = map_npy(shard, file)
             else:

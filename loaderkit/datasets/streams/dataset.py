@@ -1,13 +1,13 @@
 """`StreamDataset`: data without an index, read from named shards in sequence, from any sample on."""
 
 import copy
+import dataclasses
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 import torch.utils.data as torch_data
 
@@ -15,8 +15,9 @@ from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.datasets.base import Collate, Predicate, Transform
 from loaderkit.datasets.streams.balanced import Balanced
 from loaderkit.datasets.streams.batch import Batches
+from loaderkit.datasets.streams.deal import Deal
 from loaderkit.datasets.streams.filter import FilteredLane
-from loaderkit.datasets.streams.lane import Lane, LaneReader, LaneSpec, Place, ShardShare, are_counts
+from loaderkit.datasets.streams.lane import Lane, LaneReader, LaneSpec, Place, are_counts
 from loaderkit.datasets.streams.pack import Rows, TooLong, batches_cannot_be_packed
 from loaderkit.datasets.streams.samples import Step, transform_samples
 from loaderkit.datasets.streams.shuffle import Windows
@@ -24,7 +25,6 @@ from loaderkit.datasets.streams.take import Part
 from loaderkit.datasets.streams.verb import Verb
 from loaderkit.sampling.by_length.balance import Cost
 from loaderkit.sampling.fingerprint import fingerprint_of_reader
-from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.private import PrivateGenerators
 from loaderkit.system.checks import plain_integer
 from loaderkit.system.digests import digest, shortened
@@ -104,52 +104,32 @@ class StreamDataset(torch_data.IterableDataset[Any]):
                 "and a function read(shard, start)."
             )
         _check_read(read)
-        self.shards = [str(shard) for shard in shards]
-        self.read = read
         lanes, window, seed, share, block = map(plain_integer, (lanes, window, seed, share, block))
-        self.lanes, self.window, self.shuffled, self.seed = lanes, window, shuffle, seed
-        self.share, self.block = share, block
-        self._check()
-        self._start(() if transform is None else (Step(transform),))
-
-    def _check(self) -> None:
-        """Raise a ValueError for settings that are out of range, or that the reader does not allow."""
-        if not self.shards:
-            raise ValueError("stream: there are no shards, wanted at least one name. Check the pattern they come from.")
-        if len(set(self.shards)) < len(self.shards):
-            twice = next(name for number, name in enumerate(self.shards) if name in self.shards[:number])
-            raise ValueError(f"stream: shard {twice!r} comes twice. Give each shard once.")
-        for name, value in (
-            ("lanes", self.lanes),
-            ("window", self.window),
-            ("share", self.share),
-            ("block", self.block),
-        ):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"stream: {name} is {value!r}, wanted an integer of at least 1.")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise ValueError(f"stream: seed is {self.seed!r}, wanted an integer.")
-        if self.share > self.lanes:
-            raise ValueError(f"stream: share={self.share} of {self.lanes} lanes, wanted at most {self.lanes}.")
-        if self.share > 1 and not getattr(self.read, "skips", True):
+        names = [str(shard) for shard in shards]
+        self.deal = Deal(
+            shards=names, lanes=lanes, window=window, shuffled=shuffle, seed=seed, share=share, block=block
+        )
+        self.read, self.shards = read, names
+        self.lanes, self.shuffled, self.seed = lanes, shuffle, seed
+        if share > 1 and not getattr(read, "skips", True):
             raise ValueError(
-                f"stream: share={self.share}, and the reader {self.read!r} can't skip: for each block it would read everything "
-                "before. Leave share out, write more shards, or give a reader that skips: read(shard, start)."
+                f"stream: share={share}, and the reader {read!r} can't skip: for each block it would read everything before. "
+                "Leave share out, write more shards, or give a reader that skips: read(shard, start)."
             )
-        if self.shuffled and self.grows:
-            raise _grows(self.read)
+        if shuffle and self.grows:
+            raise _grows(read)
+        self._start(() if transform is None else (Step(transform),))
 
     def _start(self, steps: tuple[Step, ...]) -> None:
         self._steps = steps
         epoch: Any = torch.zeros((), dtype=torch.int64, device="cpu")
         self._epoch = epoch.share_memory_()  # set_epoch then reaches persistent workers
         self._world: World | None = None
-        self._order: tuple[tuple[int, tuple[int, ...]], Sequence[int]] | None = None
 
     @property
     def shares(self) -> int:
-        """How many lanes can have something to read: the number of shards, or of shares of shards."""
-        return len(self.shards) * self.share
+        """How many lanes can have something to read."""
+        return self.deal.shares
 
     @property
     def grows(self) -> bool:
@@ -208,7 +188,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         if type(self) is not StreamDataset or self.shuffled or any(step.is_filter for step in self._steps):
             return DerivedStream(self, verb)
         stream = copy.copy(self)
-        stream.shuffled, stream.window = True, window
+        stream.shuffled, stream.deal = True, dataclasses.replace(self.deal, shuffled=True, window=window)
         stream._start(self._steps)
         return stream
 
@@ -320,7 +300,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         return FilteredLane(reader, self._steps[cut:], policy) if cut else reader
 
     def _lane(self, spec: LaneSpec) -> Lane:
-        return LaneReader(self, spec)
+        return LaneReader(self.read, self.deal, spec)
 
     def flaw(self, lane: int, place: Sequence[Any]) -> str | None:
         """Return in words what a state's place should be instead; None if the lane can be at this place."""
@@ -329,7 +309,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         return self._flaw(lane, Place(*place))
 
     def _flaw(self, lane: int, place: Place) -> str | None:
-        shards, most = len(range(lane, len(self.shards) * self.share, self.lanes)), self.window if self.shuffled else 1
+        shards, most = len(range(lane, self.shares, self.lanes)), self.deal.window if self.shuffled else 1
         if place.shard > shards:
             return f"a shard of at most {shards}, the number in this lane"
         if place.used >= most:
@@ -344,23 +324,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
 
     def order(self) -> str:
         """Return a name for the order of the samples, with its version and all settings that it depends on."""
-        shuffled = f"shuffled by {self.window}" if self.shuffled else "as they are"
-        shared = f", shards shared by {self.share} in blocks of {self.block}" if self.share > 1 else ""
-        return f"stream-1 in {self.lanes} lanes, {shuffled}{shared}"
-
-    def deal(self, cycle: int, lane: int, path: Sequence[int] = ()) -> list[ShardShare]:
-        """Return the shards, or shares of shards, that a lane reads in a cycle (an epoch), in order."""
-        key = cycle, tuple(path)
-        if self._order is None or self._order[0] != key:
-            numbers = np.arange(len(self.shards), dtype=np.int64)
-            if self.shuffled:
-                numbers = np.argsort(hash_positions(numbers, "shards", self.seed, cycle, *path), kind="stable")
-            self._order = key, numbers.tolist()
-        order, share = self._order[1], self.share
-        return [
-            ShardShare(self.shards[order[number // share]], number % share, share)
-            for number in range(lane, len(order) * share, self.lanes)
-        ]
+        return self.deal.name
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next `iter()` in a plain torch DataLoader; a Loader counts epochs itself."""
@@ -385,12 +349,12 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         return "\n".join([*self._drawing(), *(f"  .{step}" for step in self._steps)])
 
     def _drawing(self) -> list[str]:
-        shuffled = f", shuffled by {self.window}" if self.shuffled else ""
+        shuffled = f", shuffled by {self.deal.window}" if self.shuffled else ""
         return [f"StreamDataset: {len(self.shards):,} shards in {self.lanes} lanes{shuffled}"]
 
     def __getstate__(self) -> dict[str, object]:
         # Only a forked worker has torch.distributed initialised.
-        return self.__dict__ | {"_world": self._world or World.detect(), "_order": None}
+        return self.__dict__ | {"_world": self._world or World.detect()}
 
 
 class DerivedStream(StreamDataset):

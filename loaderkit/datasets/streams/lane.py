@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, Self
 import numpy as np
 
 from loaderkit.datasets.bad_samples import BadSamples, BadSamplesError, describe
+from loaderkit.datasets.streams.deal import Deal
 from loaderkit.datasets.streams.samples import Failed, PendingSample, Step
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.sample_seeds import SampleSeeds
@@ -69,14 +70,6 @@ def are_counts(place: Sequence[object]) -> bool:
     return len(place) >= _OWN and type(place[0]) is int and place[0] >= 0 and all(map(COUNT.holds, place[1:_OWN]))
 
 
-class ShardShare(NamedTuple):
-    """What one lane reads of a shard: the blocks `number`, `number + shares`, `number + 2 * shares`, ..."""
-
-    shard: str
-    number: int = 0
-    shares: int = 1
-
-
 class Lane(Protocol):
     """A part of a stream that is read in sequence."""
 
@@ -101,19 +94,6 @@ class LaneSpec(NamedTuple):
     policy: BadSamples  # if reading fails; a sample that is left out becomes `Failed`
 
 
-class Shards(Protocol):
-    """What a `LaneReader` needs from its stream."""
-
-    read: Callable[[str, int], Iterable[object]]
-    window: int
-    shuffled: bool
-    seed: int
-    block: int
-
-    def deal(self, cycle: int, lane: int, path: Sequence[int] = ()) -> list[ShardShare]:
-        """Return the shares of shards that a lane reads in a cycle, in order."""
-
-
 class _Read(NamedTuple):
     sample: object
     position: int  # number in the lane, in the order of delivery
@@ -131,17 +111,17 @@ class _Window:
 class LaneReader:
     """Reads a lane of shards from a place to its end."""
 
-    def __init__(self, stream: Shards, spec: LaneSpec) -> None:
+    def __init__(self, read: Callable[[str, int], Iterable[object]], deal: Deal, spec: LaneSpec) -> None:
         lane, place, path, self._steps, self._policy = spec
-        self._stream, self._cycle = stream, place.cycle
+        self._reader, self._deal, self._cycle = read, deal, place.cycle
         self._failures = 0  # in a row
-        self._shards = stream.deal(place.cycle, lane, path)
-        self._keys = (stream.seed, place.cycle, lane, *path)
+        self._shards = deal.of(place.cycle, lane, path)
+        self._keys = (deal.seed, place.cycle, lane, *path)
         self._next = place.with_used(0)  # the next sample to read
         self._iterator: Iterator[object] | None = None
         self._windows: deque[_Window] = deque()
         if place.used:
-            self._read(stream.window)
+            self._read(deal.window)
             found = len(self._windows[0].samples) if self._windows else 0
             if found <= place.used:
                 name = repr(self._shards[place.shard].shard) if place.shard < len(self._shards) else "(none)"
@@ -157,14 +137,14 @@ class LaneReader:
         if not self._windows:
             return self._next
         window = self._windows[0]
-        if self._stream.shuffled:
+        if self._deal.shuffled:
             return window.start.with_used(window.used)
         following = window.samples[window.used]
         return Place(self._cycle, following.shard, following.number, 0, following.position)
 
     def fill(self, count: int) -> bool:
         while (ready := sum(len(window.samples) - window.used for window in self._windows)) < count:
-            if not self._read(self._stream.window if self._stream.shuffled else count - ready):
+            if not self._read(self._deal.window if self._deal.shuffled else count - ready):
                 return False
         return True
 
@@ -187,16 +167,16 @@ class LaneReader:
 
     def _read(self, count: int) -> bool:
         """Read a window of up to `count` samples. Return False if there are none left."""
-        stream, start = self._stream, self._next
+        deal, start = self._deal, self._next
         positions = np.arange(start.position, start.position + count, dtype=np.int64)
         samples: list[_Read] = []
         shard, number = start.shard, start.sample
         with SampleSeeds(hash_positions(positions, "read", *self._keys), restore=not in_worker_process()) as seeds:
             while len(samples) < count and shard < len(self._shards):
                 share = self._shards[shard]
-                block = number // stream.block
+                block = number // deal.block
                 if others := (share.number - block) % share.shares:  # blocks that other lanes read
-                    self._iterator, number = None, (block + others) * stream.block
+                    self._iterator, number = None, (block + others) * deal.block
                 enter = functools.partial(seeds.enter, len(samples))
                 enter()
                 try:
@@ -210,7 +190,7 @@ class LaneReader:
                 samples.append(_Read(sample, start.position + len(samples), shard, number))
                 number += 1
         self._next = Place(self._cycle, shard, number, 0, start.position + len(samples))
-        if stream.shuffled:
+        if deal.shuffled:
             words = hash_positions(positions[: len(samples)], "window", *self._keys)
             order = np.argsort(words, kind="stable").tolist()
             samples = [samples[row]._replace(position=start.position + place) for place, row in enumerate(order)]
@@ -220,7 +200,7 @@ class LaneReader:
 
     def _next_of(self, shard: str, number: int, enter: Callable[[], None]) -> object:
         if self._iterator is None:
-            self._iterator = iter(self._stream.read(shard, number))
+            self._iterator = iter(self._reader(shard, number))
             enter()  # undo what `read` drew on its way to the sample
         return next(self._iterator, _END)
 
@@ -241,9 +221,9 @@ class LaneReader:
             self._failures += 1
             if not self._policy.blames(final):
                 raise
-            if not getattr(self._stream.read, "skips", True):
+            if not getattr(self._reader, "skips", True):
                 raise BadSamplesError(
-                    f"stream: {what} can't be read ({describe(final)}), and the reader {self._stream.read!r} can't go on "
+                    f"stream: {what} can't be read ({describe(final)}), and the reader {self._reader!r} can't go on "
                     "after it, because it reads a shard from its start. Give a reader that skips, read(shard, start), or one "
                     "that itself leaves out what it can't read."
                 ) from final

@@ -14,8 +14,8 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture, decode_pictures
 from loaderkit.datasets.images.decoders import PictureDecoder, check_decoder, decoder_fingerprint
-from loaderkit.datasets.shards.folder_index import FolderIndexes
 from loaderkit.datasets.shards.index import ShardIndex
+from loaderkit.datasets.shards.index_finder import IndexFinder
 from loaderkit.datasets.shards.npyheader import decode_npy
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.datasets.tar.decoders import (
@@ -127,26 +127,22 @@ class TarDataset(ShardedDataset[OpenTar | OpenIndexed]):
 
     def scan(self, shard: str) -> tuple[int, Int64Array]:
         """Return a shard's number of samples, and its packed `TarTable`."""
-        with self.open_file(shard) as file:
-            table = index_tar(file, self.stat(shard).size_bytes, shard)
+        with self.files.open(shard) as file:
+            table = index_tar(file, self.files.stat(shard).size_bytes, shard)
         return len(table.ends), table.pack()
 
-    def _index(self, shard: str, folders: FolderIndexes) -> ShardIndex:
-        """Return a shard's index.
-
-        If a split of an Energon folder is read, the index comes from the shard's own index file, unless samples are
-        left out by key.
-        """
+    def given_index(self, shard: str) -> ShardIndex | None:
+        """Return the index that Energon wrote for a shard of a split, unless samples are left out by key."""
         if self._split is None or shard in self.excluded_keys:
-            return super()._index(shard, folders)
-        found = self.stat(shard)
+            return None
+        found = self.files.stat(shard)
         starts = read_starts(shard, found, self.storage)
         if starts is None:
-            return super()._index(shard, folders)
+            return None
         return ShardIndex(kind=_ENERGON, count=len(starts) - 1, offsets=starts, **found._asdict())
 
-    def _index_all(self) -> list[ShardIndex]:
-        indexes = super()._index_all()
+    def find_indexes(self, finder: IndexFinder) -> list[ShardIndex]:
+        indexes = super().find_indexes(finder)
         for part, shard in enumerate(self.shards):
             if keys := self.excluded_keys.get(shard):
                 index = indexes[part].loaded()
@@ -180,9 +176,9 @@ class TarDataset(ShardedDataset[OpenTar | OpenIndexed]):
 
     def open(self, shard: str, index: ShardIndex) -> OpenTar | OpenIndexed:
         if index.kind == _ENERGON:
-            return OpenIndexed(shard, self.open_soon(shard), index.spans(shard))
+            return OpenIndexed(shard, self.opened.open_soon(shard), index.spans(shard))
         table = TarTable.unpack(index.spans(shard))
-        return OpenTar(shard, self.open_soon(shard), table)
+        return OpenTar(shard, self.opened.open_soon(shard), table)
 
     def read(self, handle: OpenTar | OpenIndexed, rows: Int64Array, index: ShardIndex) -> Sequence[dict[str, object]]:
         return [sample for block in handle.read(rows.tolist()) for sample in to_samples(self._decode_all([block]))]

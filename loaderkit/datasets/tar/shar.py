@@ -32,7 +32,7 @@ class _Lines(ShardedDataset[str]):
     suffixes: ClassVar[tuple[str, ...]] = _LINES
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
-        with self.open_file(shard) as file:
+        with self.files.open(shard) as file:
             content = file.read()
         try:
             text = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
@@ -79,8 +79,8 @@ class _Files(TarDataset):
         members: list[int] = []
         ids: list[bytes] = []
         extensions: dict[str, int] = {}
-        with self.open_file(shard) as file:
-            for number, (name, offset, size) in enumerate(read_headers(file, self.stat(shard).size_bytes, shard)):
+        with self.files.open(shard) as file:
+            for number, (name, offset, size) in enumerate(read_headers(file, self.files.stat(shard).size_bytes, shard)):
                 key, _, extension = name.rpartition(b".")
                 if number % 2 and key != ids[-1]:
                     what = f"{name.decode(errors='replace')!r} after a file of {ids[-1].decode(errors='replace')!r}"

@@ -78,8 +78,8 @@ class TFRecordDataset(SpannedDataset):
         super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage)
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
-        with self.open_file(shard) as file:
-            spans = scan_records(file, self.stat(shard).size_bytes, shard)
+        with self.files.open(shard) as file:
+            spans = scan_records(file, self.files.stat(shard).size_bytes, shard)
         return len(spans), spans
 
     def read(self, handle: LineFile, rows: Int64Array, index: ShardIndex) -> Sequence[object]:

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from loaderkit.datasets.streams.dataset import StreamDataset
-from loaderkit.datasets.streams.lane import Place, ShardShare
+from loaderkit.datasets.streams.deal import ShardShare
+from loaderkit.datasets.streams.lane import Place
 from loaderkit.loader.streams.state import open_stream_state
 
 
@@ -65,7 +66,7 @@ def _where(stream: StreamDataset, lane: int, place: Place, passed: int, batch_si
     """Describe `batch_size` samples of a lane, `passed` samples after a place."""
     if type(stream) is not StreamDataset or place.inner:
         return "not known: the lane reads other streams"
-    shards = stream.deal(place.cycle, lane)
+    shards = stream.deal.of(place.cycle, lane)
     if place.shard >= len(shards):
         return "at the end of the lane"
     shard = shards[place.shard]
@@ -75,11 +76,11 @@ def _where(stream: StreamDataset, lane: int, place: Place, passed: int, batch_si
         return f"{shard.shard}: from sample {first:,} on{later}; the filter decides which"
     if not stream.shuffled:
         first, last = (_number(stream, shard, place.sample, passed + more) for more in (0, batch_size - 1))
-        blocks = f" in blocks of {stream.block}" if shard.shares > 1 else ""
+        blocks = f" in blocks of {stream.deal.block}" if shard.shares > 1 else ""
         return f"{shard.shard}: samples {first:,} to {last:,}{blocks}{_if_shorter(shards, place.shard)}"
-    window, used = divmod(place.used + passed, stream.window)
-    first = _number(stream, shard, place.sample, window * stream.window)
-    last = _number(stream, shard, place.sample, (window + 1) * stream.window - 1)
+    window, used = divmod(place.used + passed, stream.deal.window)
+    first = _number(stream, shard, place.sample, window * stream.deal.window)
+    last = _number(stream, shard, place.sample, (window + 1) * stream.deal.window - 1)
     return (
         f"{shard.shard}: {batch_size} of the samples {first:,} to {last:,}, which are shuffled; {used:,} of them came "
         f"before{_if_shorter(shards, place.shard)}"
@@ -90,11 +91,11 @@ def _number(stream: StreamDataset, shard: ShardShare, start: int, more: int) -> 
     """Return a sample's number in its shard: of the samples that the lane reads, it is `more` samples after `start`."""
     if shard.shares == 1:
         return start + more
-    block, inside = divmod(start, stream.block)
+    block, inside = divmod(start, stream.deal.block)
     if others := (shard.number - block) % shard.shares:
         block, inside = block + others, 0
-    blocks, inside = divmod(inside + more, stream.block)
-    return (block + blocks * shard.shares) * stream.block + inside
+    blocks, inside = divmod(inside + more, stream.deal.block)
+    return (block + blocks * shard.shares) * stream.deal.block + inside
 
 
 def _if_shorter(shards: Sequence[ShardShare], row: int) -> str:

@@ -1,0 +1,91 @@
+"""Find the index of each shard of a new dataset, and make those that are missing."""
+
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+from loaderkit.datasets.shards.files import ShardFiles
+from loaderkit.datasets.shards.folder_index import FolderIndexes, fitted
+from loaderkit.datasets.shards.index import ShardIndex, index_error, keep_index, saved_indexes
+from loaderkit.files.urls import is_remote
+from loaderkit.system.parallel import map_waiting
+from loaderkit.system.progress import with_progress
+
+_AT_ONCE = 16  # remote shards that are indexed at the same time
+
+
+class Format(Protocol):
+    """What a format says about the indexes of its shards. `ShardedDataset` documents these."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def keeps_index(self) -> bool: ...
+    def has_offsets(self, index: ShardIndex, /) -> bool: ...
+    def given_index(self, shard: str) -> ShardIndex | None: ...
+    def scanned_index(self, shard: str) -> ShardIndex: ...
+
+
+class IndexFinder:
+    """Finds shards' indexes: one that comes with the shard, its own index file, its folder's, else a new one.
+
+    A new index is saved. `changed` lists the shards whose indexes no longer fitted them.
+
+    Args:
+        format: The shards' format.
+        files: The shards' files. They learn the checksums that remote shards must have.
+        index_dir: Folder for index files; None is the user's.
+    """
+
+    def __init__(
+        self,
+        format: Format,  # noqa: A002 - as in `index_shards`
+        files: ShardFiles,
+        index_dir: str | os.PathLike[str] | None,
+    ) -> None:
+        self._format, self._files = format, files
+        self._index_dir = None if index_dir is None else os.fspath(index_dir)
+        self._folders = FolderIndexes(files.storage)
+        self.changed: list[str] = []
+
+    def find(self, shards: Sequence[str]) -> list[ShardIndex]:
+        """Return the indexes of shards."""
+        if not self._files.remote:
+            return list(map(self._find, shards))
+        first = self._find(shards[0])  # opens the session that the other requests share
+        # Without an index each shard must be read: read several at a time, and show progress.
+        rest = map_waiting(self._find, shards[1:], _AT_ONCE)
+        return [first, *with_progress(rest, len(shards) - 1, "indexing")]
+
+    def _find(self, shard: str) -> ShardIndex:
+        form = self._format
+        if (given := form.given_index(shard)) is not None:
+            return given
+        found = self._files.stat(shard)
+        candidates: list[ShardIndex] = []
+        for path, index in saved_indexes(shard, form.kind, self._index_dir) if form.keeps_index else ():
+            if index.fits(found):
+                if not form.has_offsets(index):
+                    raise index_error(path, "its offsets are not those of a shard")
+                return index
+            candidates.append(index)
+        entry = self._folders.get(shard) if form.keeps_index else None
+        candidates += [] if entry is None or entry.kind != form.kind else [entry]
+        for known in candidates:
+            if (same := fitted(known, shard, found)) is None:
+                continue
+            if is_remote(shard):
+                self._files.expect(shard, same.content, proven=known.fits(found))
+            else:  # read the offsets now, so that forked workers share them
+                same = same.loaded()
+                if not form.has_offsets(same):
+                    continue
+                if not known.fits(found):  # a copied shard: compare its content only once
+                    keep_index(shard, same, self._index_dir)
+            return same
+        if candidates:
+            self.changed.append(shard)
+        index = form.scanned_index(shard)
+        if form.keeps_index:
+            keep_index(shard, index, self._index_dir)
+        return index

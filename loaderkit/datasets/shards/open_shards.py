@@ -1,0 +1,113 @@
+"""The shards that the threads of a process have open, and the next one, which they download in a sequential read."""
+
+import dataclasses
+import errno
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, BinaryIO, Generic
+
+from typing_extensions import TypeVar
+
+from loaderkit.datasets.shards.files import ShardFiles
+from loaderkit.files.arriving import Arrival
+from loaderkit.system.arrays import Int64Array
+from loaderkit.system.open_files import FileLimit, OpenFiles, files_allowed
+from loaderkit.system.per_thread import PerThread
+
+Opened = TypeVar("Opened", default=Any)  # an open shard
+
+_NEXT = -1  # number of the next shard's download among the open shards
+_WORKERS = 16  # most workers that share a sequential read, each skipping the batches of the others
+
+
+class OpenShards(Generic[Opened]):
+    """The shards that each thread has open, by number. A copy, pickled or not, starts with none.
+
+    Args:
+        owner: Name of the dataset's class, for errors.
+        shards: The shards' names.
+        files: The shards' files.
+        limit: How many shards all threads together keep open, and the files of each. The next shard's download counts.
+    """
+
+    def __init__(self, owner: str, shards: Sequence[str], files: ShardFiles, limit: FileLimit) -> None:
+        self._owner, self._shards, self._files, self._limit = owner, shards, files, limit
+        self._opened = PerThread(OpenFiles, limit)
+        self._last_read = -1
+
+    def get(self, part: int, open_shard: Callable[[int], Opened]) -> Opened:
+        """Return this thread's open shard number `part`; open it by `open_shard(part)` if needed."""
+        opened = self._opened.own
+        if opened.process != os.getpid():  # a forked worker must not share file positions with its parent
+            opened.reset_after_fork(closing=True)
+        handles = opened.handles
+        if part in handles:
+            handles.move_to_end(part)
+        else:
+            opened.make_room()
+            handles[part] = self._open(part, open_shard, opened)
+        found: Opened = handles[part]
+        return found
+
+    def open_soon(self, shard: str) -> BinaryIO:
+        """Open a shard to read bytes. If possible, read its first samples by range requests during the download."""
+        arrival: Arrival | None = self._opened.own.handles.pop(_NEXT, None)
+        if arrival is not None and arrival.url != shard:
+            arrival.close()
+            arrival = None
+        return self._files.open_soon(shard, arrival)
+
+    def look_ahead(self, part: int, wanted: Int64Array, following: str | None) -> None:
+        """If samples are read in sequence, begin to download the next shard, and close those before this one.
+
+        Args:
+            part: Number of the shard that is read, which is open.
+            wanted: Indices of the samples that are read (B,).
+            following: The next shard; None if it needs no download.
+        """
+        first, last = int(wanted[0]), int(wanted[-1])
+        is_run, skipped = last - first == len(wanted) - 1, first - self._last_read - 1
+        self._last_read = last
+        handles = self._opened.own.handles
+        if not is_run or not 0 <= skipped < _WORKERS * len(wanted):
+            return
+        if not skipped:  # no other worker shares this sequential read
+            self.close_some([one for one in handles if _NEXT < one < part])
+        if following is None or part + 1 in handles or following == getattr(handles.get(_NEXT), "url", None):
+            return
+        self.close_some([_NEXT])
+        if (arrival := self._files.fetch(following)) is not None:
+            handles[_NEXT] = arrival
+
+    def close(self) -> None:
+        """Close this thread's open shards; `get` opens them again."""
+        self._opened.own.close()
+
+    def close_some(self, parts: Iterable[int]) -> None:
+        """Close the shards with these numbers, if this thread has them open."""
+        opened = self._opened.own
+        if opened.process == os.getpid():
+            opened.close_some(parts)
+
+    def _open(self, part: int, open_shard: Callable[[int], Opened], opened: OpenFiles) -> Opened:
+        """Open a shard. If too many files are open, close this thread's other shards and try again."""
+        try:
+            return open_shard(part)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        opened.close()
+        try:
+            return open_shard(part)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise OSError(
+                    error.errno,
+                    f"{self._owner}: too many files are open in this process, which may open {files_allowed()}, to open "
+                    f"{self._shards[part]}. Allow more (ulimit -n), or keep fewer shards open: max_open={self._limit.handles} now.",
+                ) from error
+            raise
+
+    def __getstate__(self) -> dict[str, object]:
+        limit = dataclasses.replace(self._limit)  # a copy counts its own files
+        return self.__dict__ | {"_limit": limit, "_opened": PerThread(OpenFiles, limit)}
