@@ -118,10 +118,10 @@ from .sampling.order import Subset as Subset
 from .sampling.plan import Plan as Plan
 from .sampling.samplers import Weighted as Weighted
 from .sampling.shard_order import ShardOrder as ShardOrder
-from .seeding.global_seeds import seed_worker as seed_worker
-from .seeding.global_seeds import torch_seed as torch_seed
 from .seeding.keys import derive_seed as derive_seed
 from .seeding.sample_seeds import sample_rng as sample_rng
+from .seeding.worker_seeds import seed_worker as seed_worker
+from .seeding.worker_seeds import torch_seed as torch_seed
 from .system.nested import to_device as to_device
 from .system.ray_executor import RayExecutor as RayExecutor
 from .system.retry import Retry as Retry

@@ -15,8 +15,8 @@ from loaderkit.datasets.images.folder import ImageFolder
 from loaderkit.datasets.litdata.dataset import LitDataset
 from loaderkit.datasets.shards.tokens import TokenDataset
 from loaderkit.datasets.tar.dataset import TarDataset
+from loaderkit.files.foreign_formats import formats_at, is_of
 from loaderkit.files.regular_file import read_regular
-from loaderkit.files.signatures import formats_at, is_of
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import is_remote, read_in
 from loaderkit.system.suggest import suggest_argument

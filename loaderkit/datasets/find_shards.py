@@ -13,8 +13,8 @@ from loaderkit.datasets.braces import expand_braces
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.folder_splits import choose_split
 from loaderkit.datasets.misread import refuse_misread, refuse_table
+from loaderkit.files.foreign_formats import describe, find_marks
 from loaderkit.files.listing import Stat, has_suffix, is_hidden
-from loaderkit.files.signatures import describe, find_marks
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import INDEX_SUFFIX, Urls, is_remote, read_in, relative_to
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from loaderkit.datasets.braces import expand_braces
 from loaderkit.datasets.errors import ShardError
-from loaderkit.files.signatures import Found, Read, formats_at
+from loaderkit.files.foreign_formats import Found, Read, formats_at
 
 ENERGON = ".nv-meta/split.yaml"
 

@@ -5,8 +5,8 @@ import importlib
 from collections.abc import Mapping
 
 from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.files.foreign_formats import describe, format_of_folder
 from loaderkit.files.listing import has_suffix
-from loaderkit.files.signatures import describe, format_of_folder
 
 _CLASSES = {
     "arrayrecord": ("loaderkit.datasets.shards.arrayrecord", "ArrayRecordDataset"),
@@ -23,7 +23,7 @@ _CLASSES = {
     "tfrecord": ("loaderkit.datasets.tfrecord.dataset", "TFRecordDataset"),
     "token": ("loaderkit.datasets.shards.tokens", "TokenDataset"),
 }
-_FOLDERS = {  # by key of `signatures.FORMATS`
+_FOLDERS = {  # by key of `foreign_formats.FORMATS`
     "lance": ("loaderkit.datasets.arrow.lance", "LanceDataset"),
     "lerobot": ("loaderkit.datasets.media.lerobot", "LeRobotDataset"),
     "zarr": ("loaderkit.datasets.chunked.zarr", "ZarrDataset"),

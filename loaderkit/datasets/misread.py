@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.folder_splits import split_names
-from loaderkit.files.signatures import FORMATS, Found, Read, find_marks, formats_at, join, local_reader
+from loaderkit.files.foreign_formats import FORMATS, Found, Read, find_marks, formats_at, join, local_reader
 
 
 def refuse_misread(

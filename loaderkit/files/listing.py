@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple, TypeVar
 
-from loaderkit.files.signatures import find_marks
+from loaderkit.files.foreign_formats import find_marks
 
 T = TypeVar("T")
 _PART = re.compile(r"-\d+-of-\d+$")  # TensorFlow's ending for file number of total

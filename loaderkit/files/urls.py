@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
 
+from loaderkit.files.foreign_formats import local_reader
 from loaderkit.files.listing import Stat
 from loaderkit.files.regular_file import open_regular
-from loaderkit.files.signatures import local_reader
 from loaderkit.files.storage import Storage
 
 # Lists first: a command line takes the first type that fits, and everything fits a string.

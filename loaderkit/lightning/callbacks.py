@@ -9,8 +9,8 @@ from typing_extensions import override
 from loaderkit.lightning.framework import pl
 from loaderkit.loader.downloads import Downloads
 from loaderkit.monitor.monitor import DataWaitMonitor
-from loaderkit.seeding.global_seeds import seed_all
 from loaderkit.seeding.keys import derive_seed
+from loaderkit.seeding.worker_seeds import seed_all
 
 
 class SeedSteps(pl.Callback):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from loaderkit.files.signatures import describe
+from loaderkit.files.foreign_formats import describe
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.pulls import check_by_index
 from loaderkit.loader.stages import Stages

@@ -18,7 +18,7 @@ from loaderkit.sampling.cursor import Cursor, Identity, Saved, check_resume, pac
 from loaderkit.sampling.fingerprint import named_as_saved, nameless
 from loaderkit.sampling.skipping_plan import leave_out_more
 from loaderkit.sampling.skips import Skips
-from loaderkit.seeding.global_seeds import workers_seed
+from loaderkit.seeding.worker_seeds import workers_seed
 from loaderkit.system.state import StateError
 
 

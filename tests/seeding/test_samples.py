@@ -16,9 +16,9 @@ import torch.utils.data as torch_data
 from drawing import Drawing, drawing_collate, draws, equal, generator_states
 
 import loaderkit as lk
-from loaderkit.seeding.global_seeds import seed_all
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.sample_seeds import SampleSeeds, part_of_batch, per_sample
+from loaderkit.seeding.worker_seeds import seed_all
 
 
 def words(*positions: int, seed: int = 0) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from loaderkit.datasets.arrow.columns import Column
 from loaderkit.datasets.arrow.variant import decode_variant, variant_columns
 from loaderkit.datasets.errors import ShardError
-from loaderkit.files.signatures import HEAD, what_head
+from loaderkit.files.foreign_formats import HEAD, what_head
 from loaderkit.files.urls import is_remote, stat
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.arrow_values import to_samples

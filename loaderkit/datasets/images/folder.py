@@ -13,8 +13,8 @@ from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture
 from loaderkit.datasets.images.decoders import PictureDecoder, check_decoder, decoder_fingerprint
 from loaderkit.datasets.places import Place
+from loaderkit.files.foreign_formats import describe
 from loaderkit.files.regular_file import read_regular
-from loaderkit.files.signatures import describe
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.digests import digest

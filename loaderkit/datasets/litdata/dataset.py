@@ -29,7 +29,7 @@ from loaderkit.datasets.litdata.leaves import WAY_OUT, Decode, Tree, decoder_of,
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.lines import LineFile
 from loaderkit.datasets.shards.listed import INDEX, Listed, ListedDataset, inner, join, natural
-from loaderkit.files.signatures import FORMATS
+from loaderkit.files.foreign_formats import FORMATS
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls, open_file
 from loaderkit.system.arrays import Int64Array

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.shards.listed import INDEX, Listed, inner, join, natural
-from loaderkit.files.signatures import FORMATS
+from loaderkit.files.foreign_formats import FORMATS
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import is_remote, open_file, relative_to
 

@@ -10,7 +10,7 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.mapped import open_to_map
 from loaderkit.datasets.shards.sharded import ShardedDataset
-from loaderkit.files.signatures import HEAD, format_of_head
+from loaderkit.files.foreign_formats import HEAD, format_of_head
 from loaderkit.files.urls import is_remote
 from loaderkit.system.arrays import Int64Array
 

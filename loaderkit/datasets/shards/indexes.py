@@ -52,7 +52,9 @@ class ShardIndexes:
             return
         part = int(np.searchsorted(self.ends, indices[0], side="right"))
         rows = indices - (self.ends[part] - self._indexes[part].count)
-        if rows.min() >= 0 and rows.max() < self._indexes[part].count:  # one shard, as in most batches of a ShardOrder
+        if (
+            rows.view(np.uint64).max() < self._indexes[part].count
+        ):  # one shard, as in most batches of a ShardOrder (as unsigned, a negative row is large)
             yield part, np.arange(len(rows)), rows
         else:
             for each, places in group_places(self.parts_of(indices)):

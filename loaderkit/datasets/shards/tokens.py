@@ -15,7 +15,7 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.memory.array import take
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.mapped import MappedDataset, count_numbers, map_npy, npy_layout, open_to_map
-from loaderkit.files.signatures import FORMATS, is_of
+from loaderkit.files.foreign_formats import FORMATS, is_of
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls, is_remote, shard_name
 from loaderkit.system.arrays import Int64Array, native

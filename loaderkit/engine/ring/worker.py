@@ -16,7 +16,7 @@ from loaderkit.engine.ring.messages import FAILED, IN_PIPE, IN_SLOT, LEFT, TASK,
 from loaderkit.engine.ring.slot_batches import write_batch
 from loaderkit.engine.ring.slots import STOP, Slots
 from loaderkit.reading.batch_reader import BatchReader
-from loaderkit.seeding.global_seeds import seed_all
+from loaderkit.seeding.worker_seeds import seed_all
 from loaderkit.system.host import use_host
 from loaderkit.system.process import end_with_parent, outlive_signals
 from loaderkit.system.threads import limit_threads

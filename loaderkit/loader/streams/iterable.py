@@ -24,10 +24,10 @@ from loaderkit.loader.streams.lanes import Item, LaneTask, check_no_index, run_t
 from loaderkit.loader.streams.own_state import decode, encode
 from loaderkit.loader.streams.state import LanePlace
 from loaderkit.sampling.fingerprint import fingerprint_of
-from loaderkit.seeding.global_seeds import workers_seed
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.private import Found, PrivateGenerators, private_generators
 from loaderkit.seeding.sample_seeds import SampleSeeds
+from loaderkit.seeding.worker_seeds import workers_seed
 from loaderkit.system.shared_numbers import own_numbers
 from loaderkit.system.state import COUNT, EPOCH
 from loaderkit.system.worker_info import in_worker_process

@@ -15,8 +15,8 @@ from loaderkit.loader.position import Crew
 from loaderkit.loader.streams.lanes import Item, LaneTask, check_no_index, run_task
 from loaderkit.loader.streams.state import LanePlace
 from loaderkit.reading.packed_rows import default_collate
-from loaderkit.seeding.global_seeds import workers_seed
 from loaderkit.seeding.private import Found, PrivateGenerators
+from loaderkit.seeding.worker_seeds import workers_seed
 
 
 class ShardLanes:

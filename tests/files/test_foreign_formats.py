@@ -15,7 +15,7 @@ import pytest
 import loaderkit as lk
 from loaderkit.cli.command import main
 from loaderkit.datasets.formats import find_formats
-from loaderkit.files.signatures import FORMATS, OURS, describe
+from loaderkit.files.foreign_formats import FORMATS, OURS, describe
 
 Write = Callable[[Path], None]
 
