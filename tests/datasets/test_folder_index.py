@@ -106,11 +106,11 @@ def test_a_thousand_shards_open_with_three_requests(store: SlowStore, storage: l
         assert {asked["method"] for asked in store.requests()} == {"LIST", "GET"}  # no HEAD, before or after a download
 
 
-def test_a_header_of_several_megabytes_is_read_whole(store: SlowStore, storage: lk.Storage, tmp_path: Path) -> None:
-    """With names of 200 letters; each shard's offsets are a request of their own, when it is first read."""
-    there = store.root / "names" / "train"
+def large_index(store: SlowStore, bucket: str, folder: Path) -> Path:
+    """Make a bucket of three shards, whose index has a header of several megabytes, and return the index's path."""
+    there = store.root / bucket / "train"
     there.mkdir(parents=True)
-    one = write(tmp_path / "one", [{"cls": 5}]) / "shard-000000.tar"
+    one = write(folder / "one", [{"cls": 5}]) / "shard-000000.tar"
     index = lk.TarDataset(one).proven_index(0)
     names = [f"{number:05}-{'x' * 190}.tar" for number in range(6000)]
     for name in names[:3]:
@@ -118,6 +118,12 @@ def test_a_header_of_several_megabytes_is_read_whole(store: SlowStore, storage: 
     side(there).mkdir()
     folder_index(there).write_bytes(to_bytes(dict.fromkeys(names, index)))
     assert folder_index(there).stat().st_size > 2 << 20
+    return folder_index(there)
+
+
+def test_a_header_of_several_megabytes_is_read_whole(store: SlowStore, storage: lk.Storage, tmp_path: Path) -> None:
+    """With names of 200 letters; each shard's offsets are a request of their own, when it is first read."""
+    large_index(store, "names", tmp_path)
     data = NeverScans("s3://names/train/*.tar", storage=storage, index_dir=tmp_path / "index")
     assert keys(data) == [5, 5, 5]
     ranges = [asked["range"] for asked in store.requests() if asked["path"].endswith(FOLDER_INDEX)]
@@ -188,13 +194,21 @@ def test_a_damaged_index_is_refused(damage: str, store: SlowStore, storage: lk.S
 
 
 def test_an_index_that_changes_during_a_run_is_refused(store: SlowStore, storage: lk.Storage, tmp_path: Path) -> None:
-    url = upload(write(tmp_path / "shards"), store, "during")
-    data = NeverScans(f"{url}/", storage=storage, index_dir=tmp_path / "index")
-    index = folder_index(store.root / "during" / "train")
-    other = write(tmp_path / "other", TEXTS[::-1], samples_per_shard=7)
-    shutil.copy(folder_index(other), index)
+    index = large_index(store, "during", tmp_path)
+    data = NeverScans("s3://during/train/*.tar", storage=storage, index_dir=tmp_path / "index")
+    index.write_bytes(index.read_bytes()[::-1])
     with pytest.raises(lk.ShardError, match=r"changed while it was in use|not a whole index file"):
         keys(data)
+
+
+def test_a_small_index_is_requested_once(store: SlowStore, storage: lk.Storage, tmp_path: Path) -> None:
+    """So it may change during a run."""
+    url = upload(write(tmp_path / "shards"), store, "once")
+    data = NeverScans(f"{url}/", storage=storage, index_dir=tmp_path / "index")
+    other = write(tmp_path / "other", TEXTS[::-1], samples_per_shard=7)
+    shutil.copy(folder_index(other), folder_index(store.root / "once" / "train"))
+    assert keys(data) == list(range(97))
+    assert len([asked for asked in store.requests() if asked["path"].endswith(FOLDER_INDEX)]) == 1
 
 
 @pytest.mark.parametrize("suffix", ["tar", "jsonl", "csv", "parquet"])

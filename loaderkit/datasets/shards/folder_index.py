@@ -1,7 +1,7 @@
 """The index of all shards of a folder, in one file next to the folder that can be copied along with the data.
 
 The file begins with a header: the shards' names, sizes, counts and checksums. One or two requests read it. Each shard's
-own index follows, compressed. It is read when the shard is first opened.
+own index follows, compressed. It is read when the shard is first opened, unless the first request has brought it.
 """
 
 import dataclasses
@@ -172,7 +172,7 @@ def _read_index(place: str, storage: Storage) -> dict[str, ShardIndex]:
     if not start.startswith(_MAGIC) or len(header) != size or zlib.crc32(header) != checksum:
         raise _error(place, "its checksum differs")
     try:
-        return _shards(place, json.loads(header), _FIXED + size, storage)
+        return _shards(place, json.loads(header), _FIXED + size, storage, start if is_remote(place) else b"")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _error(place, f"{type(error).__name__}: {error}") from error
 
@@ -220,7 +220,8 @@ def folder_of(shard: str) -> str:
     return str(Path(shard).parent)
 
 
-def _shards(place: str, header: Any, start: int, storage: Storage) -> dict[str, ShardIndex]:
+def _shards(place: str, header: Any, start: int, storage: Storage, known: bytes) -> dict[str, ShardIndex]:
+    """Return the entries of a header. `known` is the start of the file: what it holds is not requested again."""
     if header["version"] != VERSION:
         raise ShardError(
             f"{place}: an index of version {header['version']}, this loaderkit reads {VERSION}. Write it again: "
@@ -232,10 +233,11 @@ def _shards(place: str, header: Any, start: int, storage: Storage) -> dict[str, 
         if not all(type(value) is wanted for value in values):
             raise ValueError(f"{name} of other types than {wanted.__name__}")
     found: dict[str, ShardIndex] = {}
-    for name, kind, count, size_bytes, changed_ns, etag, content, length in zip(*columns, strict=True):
+    for name, kind, count, size_bytes, changed_ns, etag, checksum, length in zip(*columns, strict=True):
         if min(count, size_bytes, length) < 0 or "/" in name:
             raise ValueError(f"an entry {name!r} with {count} samples and {size_bytes} bytes")
-        later = LaterOffsets(place, start, start + length, storage)
+        content = known[start : start + length] if start + length <= len(known) else None
+        later = LaterOffsets(place, start, start + length, storage, content)
         start += length
         found[name] = ShardIndex(
             kind=kind,
@@ -243,7 +245,7 @@ def _shards(place: str, header: Any, start: int, storage: Storage) -> dict[str, 
             size_bytes=size_bytes,
             changed_ns=changed_ns,
             etag=etag,
-            content=content,
+            content=checksum,
             later=later,
         )
     return found
