@@ -68,6 +68,10 @@ class Cache:
         """Return whether the cache has a shard, without opening it."""
         return (self.folder / (key + WHOLE)).exists()
 
+    def is_arriving(self, key: str) -> bool:
+        """Return whether a process downloads a shard, or was killed while it did."""
+        return (self.folder / (key + PART)).exists()
+
     @contextlib.contextmanager
     def reserve(self, key: str, size_bytes: int, *, at_any_cost: bool = False) -> Iterator["Part | BinaryIO | None"]:
         """Open a shard if the cache has it, else yield a `Part` to download into. Yield None if there is no room.

@@ -2,13 +2,21 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
 from loaderkit.files.cache import Cache, Part
 from loaderkit.files.listing import Stat, refuse_change
 from loaderkit.files.requests import Requests
+
+Turn = Callable[[], AbstractContextManager[Callable[[], None]]]  # as `Arrival._turn`
+
+
+@contextmanager
+def _at_once() -> Iterator[Callable[[], None]]:
+    yield lambda: None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +56,11 @@ class Copy:
         """Whether the cache has the copy."""
         return self.cache.has(self.key)
 
+    @property
+    def is_arriving(self) -> bool:
+        """Whether a process of this host downloads the copy."""
+        return self.cache.is_arriving(self.key)
+
     def find(self) -> BinaryIO | None:
         """Open the copy; None if the cache does not have it."""
         return self.cache.find(self.key, self.found.size_bytes)
@@ -60,11 +73,12 @@ class Copy:
             self.requests.counts.add("hits", 1)
         return file
 
-    def open(self, *, whole: bool = False) -> BinaryIO | None:
+    def open(self, *, whole: bool = False, turn: Turn = _at_once) -> BinaryIO | None:
         """Open the copy, and download it first if the cache lacks it; None if there is no room.
 
         Args:
             whole: Make room even by removing copies that are in use.
+            turn: Waits until the download may begin. It is entered when other processes see that this one downloads.
 
         Raises:
             ValueError: If the file has changed, or has another checksum.
@@ -75,7 +89,7 @@ class Copy:
         try:
             with self.cache.reserve(self.key, self.found.size_bytes, at_any_cost=whole) as part:
                 if isinstance(part, Part):
-                    self._download(part.file)
+                    self._download(part.file, turn)
                     return part.open()
                 return part
         except OSError as error:
@@ -97,8 +111,9 @@ class Copy:
         """Raise a ValueError if the file's version is no longer `found`."""
         refuse_change(self.url, self.requests.stat(self.url), self.found)
 
-    def _download(self, file: BinaryIO) -> None:
-        content = self.requests.download(self.url, self.found.size_bytes, file)
+    def _download(self, file: BinaryIO, turn: Turn) -> None:
+        with turn() as has_come:
+            content = self.requests.download(self.url, self.found.size_bytes, file, has_come)
         if not self.checksum:
             self.refuse_change()  # also finds a change during the download
         elif content != self.checksum:

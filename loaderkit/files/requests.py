@@ -111,8 +111,11 @@ class Requests:
         parts = ((at, min(at + BLOCK, stop)) for start, stop in ranges for at in range(start, stop, BLOCK))
         return map_waiting(lambda part: self.read(url, *part, size_bytes), parts, REQUESTS, hedge=True)
 
-    def download(self, url: str, size_bytes: int, file: BinaryIO) -> str:
-        """Download a remote file into an open one. Return its BLAKE2b checksum (32 hexadecimal digits)."""
+    def download(self, url: str, size_bytes: int, file: BinaryIO, has_come: Callable[[], object]) -> str:
+        """Download a remote file into an open one, and call `has_come` after each request's bytes.
+
+        Return the file's BLAKE2b checksum (32 hexadecimal digits).
+        """
         found, at = hashlib.blake2b(digest_size=16), 0
         if url.startswith(("http://", "https://")) and size_bytes:
             # The server may ignore ranges, and answer with the whole file.
@@ -120,9 +123,11 @@ class Requests:
             file.write(content)
             found.update(content)
             at = len(content)
+            has_come()
         for content in self.read_many(url, [(at, size_bytes)], size_bytes):
             file.write(content)
             found.update(content)
+            has_come()
         return found.hexdigest()
 
     def _ask(self, url: str, call: Callable[[Store], T], what: str = "") -> T:

@@ -155,8 +155,8 @@ class Storage:
     ) -> BinaryIO:
         """As `open`, but return before the download is complete.
 
-        The first read uses range requests; later ones wait for the local copy. A small file's first read waits, too. If
-        `fetch` has begun the download, pass what it returned as `arrival`: all reads wait for it.
+        The first read uses range requests; later ones wait for the local copy. All reads wait for a small file, and for
+        one that is being downloaded. If `fetch` has begun the download, pass what it returned as `arrival`.
         """
         if self.cache_dir is None:
             return self.open(url, found)
@@ -165,7 +165,7 @@ class Storage:
             if arrival is not None:
                 arrival.close()
             return file
-        waits = arrival is not None or found.size_bytes < _SOON_BYTES
+        waits = arrival is not None or self.is_small(found) or copy.is_arriving
         return ArrivingFile(copy, arrival or Arrival(copy), waits=waits)
 
     def fetch(self, url: str, found: Stat, *, checksum: str = "", data_bytes: int = 0) -> Arrival | None:
@@ -178,6 +178,11 @@ class Storage:
         arrival = Arrival(self._copy(self.cache_dir, url, found, checksum, data_bytes))
         arrival.begin()
         return arrival
+
+    @staticmethod
+    def is_small(found: Stat) -> bool:
+        """Return whether the first read of a file that `open_soon` opens waits for its download."""
+        return found.size_bytes < _SOON_BYTES
 
     def has_copy(self, url: str, found: Stat) -> bool:
         """Return whether the cache has a complete copy of a file's version."""

@@ -3,7 +3,7 @@
 import functools
 from typing import Any
 
-from loaderkit.datasets.shards.finished import finished_shards
+from loaderkit.datasets.shards.epoch_shards import epoch_shards
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.reading.batch_reader import BatchReader, StagedReader
 from loaderkit.sampling.order import Order, Sequential
@@ -34,7 +34,7 @@ def make_reader(dataset: Any, config: LoaderConfig, plan: Plan, size: int, skips
         batched=config.batch_size is not None,
         bad_samples=config.bad_samples,
         lengths=None if config.bad_samples.policy == "raise" else plan.lengths,
-        finished=finished_shards(dataset, plan.order, step) if plan.follows_order else None,
+        shards=epoch_shards(dataset, plan.order, step, plan.world) if plan.follows_order else None,
         private_generators=config.private_generators or "seed",
         seeders=config.seeders,
         global_generators=config.global_generators,

@@ -10,7 +10,7 @@ import numpy as np
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.datasets.base import Collate, reads_batches, reads_columns, reads_many
-from loaderkit.datasets.shards.finished import FinishedShards
+from loaderkit.datasets.shards.epoch_shards import EpochShards
 from loaderkit.datasets.typed import typed
 from loaderkit.reading.replace_bad_samples import (  # not when it is needed: an error may leave no file to import it from
     ReadMany,
@@ -47,7 +47,7 @@ class BatchReader:
         bad_samples: What to do if a read fails.
         order: The order from which replacements are drawn; needed only for replacements.
         lengths: Lengths of all samples (N,) int64, if the plan makes batches by length.
-        finished: Closes the shards that neither this batch nor the next ones read.
+        shards: Downloads the shards that the next batches read, and closes those that they do not.
         private_generators: Whether random generators stored in the dataset and `collate_fn` are seeded for each sample.
         seeders: Functions that seed generators which a search cannot find; see `PrivateGenerators`.
         global_generators: Whether numpy and `random` are seeded from the first sample on, or only for data that uses them.
@@ -60,7 +60,7 @@ class BatchReader:
     bad_samples: BadSamples = RAISE
     order: Order | None = None
     lengths: Int64Array | None = None
-    finished: FinishedShards | None = None
+    shards: EpochShards | None = None
     private_generators: PrivatePolicy = "seed"
     seeders: Sequence[Callable[[int], object]] = ()
     global_generators: GlobalPolicy = "watch"
@@ -103,8 +103,15 @@ class BatchReader:
             Exception: Whatever the dataset or the collate raises, with a note
                 that names the sample.
         """
-        if self.finished is not None and len(key.positions):
-            self.finished.close(key.epoch, int(key.positions.min()))
+        if self.shards is None or not len(key.positions):
+            return self._read(key)
+        position = int(key.positions.min())
+        self.shards.close_finished(key.epoch, position)
+        batch = self._read(key)
+        self.shards.fetch_next(key.epoch, position)  # after the read, as the first batch has all connections
+        return batch
+
+    def _read(self, key: BatchKey) -> Any:
         with BatchMemory(self._buffers):
             if self._whole and key.indices.dtype != object:
                 return self._make_whole(key)

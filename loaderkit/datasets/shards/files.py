@@ -77,6 +77,10 @@ class ShardFiles:
         """Return whether a shard is local, or completely in the cache."""
         return not is_remote(shard) or self.storage.has_copy(shard, self.stat(shard))
 
+    def is_small(self, shard: str) -> bool:
+        """Return whether the first read of a remote shard waits for its download."""
+        return shard in self.remote and self.storage.is_small(self.remote[shard])
+
     def open(self, shard: str) -> BinaryIO:
         """Open a shard to read bytes. A remote one is opened from the cache if it has room, else by range requests."""
         if not is_remote(shard):

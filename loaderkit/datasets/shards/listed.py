@@ -202,11 +202,10 @@ class ListedDataset(ShardedDataset):
             )
         return bounds
 
-    def next_download(self, part: int) -> str | None:
-        following = super().next_download(part)
-        if following is None or not self.is_packed(following):
-            return following
-        return None if self.storage.has_made(following, self.files.stat(following)) else following
+    def needs_download(self, part: int) -> bool:
+        shard = self.shards[part]
+        is_unpacked = self.is_packed(shard) and self.storage.has_made(shard, self.files.stat(shard))
+        return not is_unpacked and super().needs_download(part)
 
     def fingerprint(self) -> str:
         """Return the names, sizes and numbers of samples of the shards."""

@@ -1,9 +1,10 @@
-"""The shards that the threads of a process have open, and the next one, which they download in a sequential read."""
+"""The shards that the threads of a process have open, and those that they download before they open them."""
 
 import dataclasses
 import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any, BinaryIO, Generic
 
 from typing_extensions import TypeVar
@@ -16,7 +17,7 @@ from loaderkit.system.per_thread import PerThread
 
 Opened = TypeVar("Opened", default=Any)  # an open shard
 
-_NEXT = -1  # number of the next shard's download among the open shards
+_FETCHED = 32  # most downloads of a thread whose shards it has not opened; each is a thread and an open file
 _WORKERS = 16  # most workers that share a sequential read, each skipping the batches of the others
 
 
@@ -27,7 +28,7 @@ class OpenShards(Generic[Opened]):
         owner: Name of the dataset's class, for errors.
         shards: The shards' names.
         files: The shards' files.
-        limit: How many shards all threads together keep open, and the files of each. The next shard's download counts.
+        limit: How many shards all threads together keep open, and the files of each. Downloads count.
     """
 
     def __init__(self, owner: str, shards: Sequence[str], files: ShardFiles, limit: FileLimit) -> None:
@@ -46,38 +47,59 @@ class OpenShards(Generic[Opened]):
         else:
             opened.make_room()
             handles[part] = self._open(part, open_shard, opened)
+            opened.close_some([~part])  # its format opens shards in another way than `open_soon`
         found: Opened = handles[part]
         return found
 
     def open_soon(self, shard: str) -> BinaryIO:
         """Open a shard to read bytes. If possible, read its first samples by range requests during the download."""
-        arrival: Arrival | None = self._opened.own.handles.pop(_NEXT, None)
-        if arrival is not None and arrival.url != shard:
-            arrival.close()
-            arrival = None
+        part = next((part for part, arrival in self.fetched.items() if arrival.url == shard), None)
+        arrival: Arrival | None = None if part is None else self._opened.own.handles.pop(~part)
         return self._files.open_soon(shard, arrival)
 
-    def look_ahead(self, part: int, wanted: Int64Array, following: str | None) -> None:
-        """If samples are read in sequence, begin to download the next shard, and close those before this one.
+    def follows(self, part: int, wanted: Int64Array) -> bool:
+        """Return whether a read continues the last one. Then let go of the shards before it.
 
         Args:
             part: Number of the shard that is read, which is open.
             wanted: Indices of the samples that are read (B,).
-            following: The next shard; None if it needs no download.
         """
         first, last = int(wanted[0]), int(wanted[-1])
         is_run, skipped = last - first == len(wanted) - 1, first - self._last_read - 1
         self._last_read = last
-        handles = self._opened.own.handles
         if not is_run or not 0 <= skipped < _WORKERS * len(wanted):
-            return
+            return False
         if not skipped:  # no other worker shares this sequential read
-            self.close_some([one for one in handles if _NEXT < one < part])
-        if following is None or part + 1 in handles or following == getattr(handles.get(_NEXT), "url", None):
-            return
-        self.close_some([_NEXT])
-        if (arrival := self._files.fetch(following)) is not None:
-            handles[_NEXT] = arrival
+            self.close_some([one for one in self._opened.own.handles if 0 <= one < part])
+        self.close_some([~one for one in self.fetched if one < part])
+        return True
+
+    @property
+    def fetched(self) -> dict[int, Arrival]:
+        """Downloads of this thread whose shards it has not opened, by the shards' numbers."""
+        opened = self._opened.own
+        return {~key: one for key, one in opened.handles.items() if key < 0} if opened.process == os.getpid() else {}
+
+    @property
+    def can_fetch(self) -> int:
+        """How many more shards this thread may fetch now."""
+        return max(1, min(_FETCHED, self._limit.handles // 4)) - len(self.fetched)
+
+    def fetch(self, parts: Iterable[int], needs_download: Callable[[int], bool]) -> None:
+        """Begin to download shards in the background, in this order, as far as `can_fetch`.
+
+        Args:
+            parts: The shards' numbers.
+            needs_download: Returns whether a shard is remote, and not in the cache.
+        """
+        opened = self._opened.own
+        if opened.process != os.getpid():
+            opened.reset_after_fork(closing=True)
+        handles = opened.handles
+        missing = (part for part in parts if part not in handles and ~part not in handles and needs_download(part))
+        for part in islice(missing, self.can_fetch):
+            if (arrival := self._files.fetch(self._shards[part])) is not None:
+                handles[~part] = arrival
 
     def close(self) -> None:
         """Close this thread's open shards; `get` opens them again."""

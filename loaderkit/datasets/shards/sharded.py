@@ -4,7 +4,7 @@ import copy
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic
 
 import numpy as np
@@ -20,7 +20,7 @@ from loaderkit.datasets.shards.indexes import ShardIndexes
 from loaderkit.datasets.shards.open_shards import Opened, OpenShards
 from loaderkit.files.listing import Stat
 from loaderkit.files.storage import Storage
-from loaderkit.files.urls import Urls, is_remote, shard_name
+from loaderkit.files.urls import Urls, shard_name
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.seeding.sample_seeds import per_sample
 from loaderkit.system.arrays import Int64Array
@@ -125,10 +125,9 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
         """Return the indexes of all shards."""
         return finder.find(self.shards)
 
-    def next_download(self, part: int) -> str | None:
-        """Return the shard after number `part`; None if it needs no download."""
-        following = self.shards[part + 1 : part + 2]
-        return following[0] if following and is_remote(following[0]) else None
+    def needs_download(self, part: int) -> bool:
+        """Return whether shard number `part` is remote, and not in the cache."""
+        return not self.files.has_copy(self.shards[part])
 
     @property
     def shard_sizes(self) -> Int64Array:
@@ -162,13 +161,18 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
     def to_read(self, indices: Sequence[int] | Int64Array) -> Iterator[tuple[int, Int64Array, Int64Array]]:
         """Group indices (B,) of samples that are read now, as `ShardIndexes.by_shard` does.
 
-        In a sequential read, the next remote shard's download begins.
+        Remote shards that are waited for one after another are downloaded together. In a sequential read, the next one's
+        download begins.
         """
         wanted = check_indices(self, indices)
         if self.files.remote and wanted.size:
-            part = int(self.indexes.parts_of(wanted[:1])[0])
+            parts = self.indexes.parts_of(wanted)
+            part = int(parts[0])
+            if (parts != part).any():
+                self.fetch(one for one in np.unique(parts).tolist() if self.files.is_small(self.shards[one]))
             self.handle(part)  # open it before the next download begins; this does not wait for its own download
-            self.opened.look_ahead(part, wanted, self.next_download(part))
+            if self.opened.follows(part, wanted) and part + 1 < len(self.shards):
+                self.fetch([part + 1])
         return self.indexes.by_shard(wanted)
 
     def place(self, index: int) -> Place:
@@ -181,6 +185,10 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
     def handle(self, part: int) -> Opened:
         """Return this thread's open shard number `part`, opening it if needed; raise a ShardError if it has changed."""
         return self.opened.get(part, self._open)
+
+    def fetch(self, parts: Iterable[int]) -> None:
+        """Begin to download shards by their numbers, in this order, if they need it and this thread `can_fetch` them."""
+        self.opened.fetch(parts, self.needs_download)
 
     def fingerprint(self) -> str:
         """Return the shards' names and numbers of samples. Their folder is left out, so it may change."""

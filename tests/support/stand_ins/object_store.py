@@ -80,6 +80,7 @@ class ObjectStore:
         if request.method == "POST":
             key, content = _uploaded(request)
         noted = {"method": request.method, "path": request.path, "range": request.headers.get("range", ""), "bytes": 0}
+        noted["begun_s"] = time.monotonic()
         self.requests.append(noted)
         if not key:
             noted["method"] = "LIST"
@@ -147,6 +148,7 @@ class ObjectStore:
                 noted["bytes"] += len(content)
                 start += len(content)
                 await writer.drain()
+        noted["ended_s"] = time.monotonic()
 
     def _control(self, request: Request) -> bytes:
         if request.path == "/__stats":
