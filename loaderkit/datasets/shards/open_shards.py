@@ -17,7 +17,7 @@ from loaderkit.system.per_thread import PerThread
 
 Opened = TypeVar("Opened", default=Any)  # an open shard
 
-_FETCHED = 32  # most downloads of a thread whose shards it has not opened; each is a thread and an open file
+_FETCHED = 32  # most downloads of a thread at a time
 _WORKERS = 16  # most workers that share a sequential read, each skipping the batches of the others
 
 
@@ -83,7 +83,8 @@ class OpenShards(Generic[Opened]):
     @property
     def can_fetch(self) -> int:
         """How many more shards this thread may fetch now."""
-        return max(1, min(_FETCHED, self._limit.handles // 4)) - len(self.fetched)
+        going_on = sum(not arrival.is_over for arrival in self.fetched.values())
+        return max(1, min(_FETCHED, self._limit.handles // 4)) - going_on
 
     def fetch(self, parts: Iterable[int], needs_download: Callable[[int], bool]) -> None:
         """Begin to download shards in the background, in this order, as far as `can_fetch`.
