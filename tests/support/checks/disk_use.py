@@ -8,6 +8,8 @@ from pathlib import Path
 
 import psutil
 
+from loaderkit.files.cache import Cache
+
 
 class Peak:
     """The most bytes that were found, and how often was looked."""
@@ -18,6 +20,13 @@ class Peak:
 
 def disk_used(folder: Path) -> int:
     """Return the bytes that files of a folder take, also those that only this process and its children still have open."""
+    if not folder.is_dir():
+        return 0
+    with Cache(folder, 1).locked():  # else one file might go and another come during the look, and both would count
+        return _disk_used(folder)
+
+
+def _disk_used(folder: Path) -> int:
     sizes: dict[int, int] = {}
     files = list(folder.glob("*.lk*"))
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
