@@ -23,6 +23,8 @@ class ShardIndexes:
     ) -> None:
         self._shards, self._indexes, self._has_offsets = shards, list(indexes), has_offsets
         self.ends = np.cumsum(self.counts, dtype=np.int64)  # the index after the last sample of each shard, (S,)
+        self.size = int(self.ends[-1])  # samples of all shards
+        self._starts = self.ends - self.counts
 
     @property
     def counts(self) -> Int64Array:
@@ -51,14 +53,13 @@ class ShardIndexes:
             yield 0, np.arange(len(indices)), indices
             return
         part = int(np.searchsorted(self.ends, indices[0], side="right"))
-        rows = indices - (self.ends[part] - self._indexes[part].count)
-        if (
-            rows.view(np.uint64).max() < self._indexes[part].count
-        ):  # one shard, as in most batches of a ShardOrder (as unsigned, a negative row is large)
+        rows = indices - self._starts[part]
+        # One shard, as in most batches of a ShardOrder. As unsigned, a negative row is large.
+        if rows.view(np.uint64).max() < self._indexes[part].count:
             yield part, np.arange(len(rows)), rows
         else:
             for each, places in group_places(self.parts_of(indices)):
-                yield each, places, indices[places] - (self.ends[each] - self._indexes[each].count)
+                yield each, places, indices[places] - self._starts[each]
 
 
 def group_places(numbers: Int64Array) -> Iterator[tuple[int, Int64Array]]:

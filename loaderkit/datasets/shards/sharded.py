@@ -146,7 +146,7 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
         return ShardIndex(kind=self.kind, count=count, offsets=offsets, **found._asdict())
 
     def __len__(self) -> int:
-        return int(self.indexes.ends[-1])
+        return self.indexes.size
 
     def __getitem__(self, index: int) -> Any:
         check_index(self, index)
