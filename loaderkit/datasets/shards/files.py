@@ -23,18 +23,21 @@ class ShardFiles:
     `remote` has the versions of the remote shards by URL.
 
     Args:
-        found: Each shard's version if it is remote and known, else None.
         storage: How to reach remote shards, and where to cache them.
         maps: Whether shards are memory-mapped: then a remote one needs a local copy.
     """
 
-    def __init__(self, found: Mapping[str, Stat | None], storage: Storage, *, maps: bool) -> None:
+    def __init__(self, storage: Storage, *, maps: bool) -> None:
         self.storage, self.maps = storage, maps
-        self.remote = {shard: version for shard, version in found.items() if version is not None}
-        unknown = [shard for shard in found if is_remote(shard) and shard not in self.remote]
-        self.remote |= dict(zip(unknown, storage.stat_many(unknown), strict=True))
+        self.remote: dict[str, Stat] = {}
         self._checksums: dict[str, str] = {}  # that remote shards must have
         self._unproven: set[str] = set()  # remote shards whose index is trusted only if the checksum matches
+
+    def add_all(self, found: Mapping[str, Stat | None]) -> None:
+        """Add the shards, each with its version if it is remote and known, else None."""
+        self.remote |= {shard: version for shard, version in found.items() if version is not None}
+        unknown = [shard for shard in found if is_remote(shard) and shard not in self.remote]
+        self.remote |= dict(zip(unknown, self.storage.stat_many(unknown), strict=True))
 
     def add(self, path: str) -> None:
         """Add another file that shards need."""

@@ -70,12 +70,12 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
     ) -> None:
         if max_open < 1:
             raise ValueError(f"{type(self).__name__}: max_open is {max_open}, wanted at least 1.")
-        self.storage = storage or Storage()
+        self.files = ShardFiles(storage or Storage(), maps=self.maps)
         self.transform = transform
         self.excluded_keys: dict[str, frozenset[str]] = {}  # keys of samples that a split leaves out, by shard
         found = self.find(urls, split)
         self.shards = list(found)
-        self.files = ShardFiles(found, self.storage, maps=self.maps)
+        self.files.add_all(found)
         if self.maps and self.files.remote_bytes:  # open shards can't be evicted from the cache
             largest = max(found.size_bytes for found in self.files.remote.values())
             max_open = min(max_open, max(1, self.storage.cache_bytes // largest))
@@ -128,6 +128,15 @@ class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
     def needs_download(self, part: int) -> bool:
         """Return whether shard number `part` is remote, and not in the cache."""
         return not self.files.has_copy(self.shards[part])
+
+    @property
+    def storage(self) -> Storage:
+        """How to reach remote shards, and where to cache them."""
+        return self.files.storage
+
+    @storage.setter
+    def storage(self, storage: Storage) -> None:
+        self.files.storage = storage
 
     @property
     def shard_sizes(self) -> Int64Array:
