@@ -122,6 +122,8 @@ def storages_within(data: object) -> list[Storage]:
         if isinstance(part, Storage):
             found.append(part)
             continue
+        if isinstance(part, ShardedDataset):
+            waiting.append(part.storage)
         kept = getattr(part, "__dict__", {})
         waiting += [kept[name] for name in _ONE if name in kept]
         waiting += [inner for name in _MANY if isinstance(kept.get(name), list) for inner in kept[name]]
