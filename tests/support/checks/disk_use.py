@@ -18,18 +18,18 @@ class Peak:
         self.size_bytes = self.looks = 0
 
 
-def disk_used(folder: Path) -> int:
-    """Return the bytes that files of a folder take, also those that only this process and its children still have open."""
+def disk_used(folder: Path, *, deleted: bool = True) -> int:
+    """Return the bytes that files of a folder take; with `deleted`, also those that only this process and its children have open."""
     if not folder.is_dir():
         return 0
     with Cache(folder, 1).locked():  # else one file might go and another come during the look, and both would count
-        return _disk_used(folder)
+        return _disk_used(folder, deleted)
 
 
-def _disk_used(folder: Path) -> int:
+def _disk_used(folder: Path, deleted: bool) -> int:
     sizes: dict[int, int] = {}
     files = list(folder.glob("*.lk*"))
-    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)] if deleted else []:
         with contextlib.suppress(OSError):
             for fd in Path(f"/proc/{process.pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
@@ -44,13 +44,13 @@ def _disk_used(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def peak_of(folder: Path) -> Iterator[Peak]:
+def peak_of(folder: Path, *, deleted: bool = True) -> Iterator[Peak]:
     """Watch a folder, many times a second."""
     peak, over = Peak(), threading.Event()
 
     def watch() -> None:
         while not over.wait(0.05):
-            peak.size_bytes = max(peak.size_bytes, disk_used(folder))
+            peak.size_bytes = max(peak.size_bytes, disk_used(folder, deleted=deleted))
             peak.looks += 1
 
     thread = threading.Thread(target=watch, daemon=True)
