@@ -44,7 +44,7 @@ REPORT.target(
 )
 for workers in BOTH:
     REPORT.line(
-        f"100 us a sample, batch 32, {workers} workers, each sample seeded: throughput over `DataLoader`'s",
+        f"100 us a sample, batch 32, {workers} workers, nothing drawn and nothing declared: throughput over `DataLoader`'s",
         cell("{} x", each("throughput_ratio_to_reference", contender=LOADER, workers=workers, sample_us="100")),
         cell(
             "{} against {} us a sample",

@@ -88,5 +88,5 @@ def _by_torchcodec() -> Callable[[bytes], Tensor]:
         raise ImportError(
             f"decoder='torchcodec' found torchcodec {version}, wanted {_OLDEST[0]}.{_OLDEST[1]} or later: {ways}"
         )
-    # A tensor: for bytes, torchcodec 0.17 changes the filters of warnings at each call, 60 us that are not safe in threads.
+    # A tensor: for bytes, torchcodec 0.17 changes the filters of warnings at each call, which is slow and not safe in threads.
     return lambda data: codecs.decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode="RGB")
