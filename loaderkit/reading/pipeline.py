@@ -228,17 +228,8 @@ class Pipeline(DeclaresDraws):
         rows = Rows(row_length=row_length, tokens=tokens, fields=fields or {}, too_long=too_long)
         if not len(self):
             raise ValueError("pack: there are no documents, wanted at least one.")
-        if knows_lengths(self.dataset):
-            lengths = np.asarray(self.dataset.lengths(), dtype=np.int64)  # type: ignore[attr-defined]  # `knows_lengths` has asked
-        else:
-            lengths = measure(
-                self.dataset,
-                TokenCounts(replace(rows, too_long="drop")),
-                num_workers=num_workers,
-                executor=executor,
-                cache=cache,
-                fork=multiprocessing_context == "fork",
-            )
+        fork = multiprocessing_context == "fork"
+        lengths = _lengths(self.dataset, rows, num_workers=num_workers, executor=executor, cache=cache, fork=fork)
         packed = self._then(PackedRows(self.dataset, lengths, rows, window=int(window)), str(rows))
         packed._rows = rows
         return packed
@@ -337,6 +328,13 @@ class Pipeline(DeclaresDraws):
 
     def __repr__(self) -> str:
         return "\n".join(self._lines)
+
+
+def _lengths(dataset: MapStyle, rows: Rows, **how: Any) -> Int64Array:
+    """Return the tokens of each document (N,), which are counted as in `measure` unless the data knows them."""
+    if knows_lengths(dataset):
+        return np.asarray(dataset.lengths(), dtype=np.int64)  # type: ignore[attr-defined]  # `knows_lengths` has asked
+    return measure(dataset, TokenCounts(replace(rows, too_long="drop")), **how)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ A segment is a window of the order. If a run resumes inside a window with anothe
 of that window is one more segment.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -11,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from loaderkit.sampling.by_length.turns import take_turns
+from loaderkit.sampling.cursor import Cursor, bad_cursor
 from loaderkit.system.arrays import Float64Array, Int64Array
-from loaderkit.system.state import StateError, integers
+from loaderkit.system.state import Rule, StateError, integers
 
 Geometry = tuple[int, ...]  # the settings that shape an arrangement: ranks, batch size or budget, then the plan's own
 RANKS = integers(1, 2**20)
@@ -110,3 +112,20 @@ def end_of_window(start: int, size: int, window: int) -> int:
     """Return the end of the window that contains position `start`. The last window also takes the remainder."""
     number = start // window
     return size if number >= size // window - 1 else (number + 1) * window
+
+
+def check_history(cursor: Cursor, start: int, geometry: Iterable[int], size: int, rules: Mapping[str, Rule]) -> None:
+    """Raise a StateError if a segment in a cursor's history is out of range.
+
+    Args:
+        cursor: The cursor.
+        start: Where the segment begins.
+        geometry: The segment's geometry.
+        size: Samples of the epoch.
+        rules: For each number of the geometry, what it may be.
+    """
+    if not 0 <= start < size:
+        raise bad_cursor("plan", list(cursor.plan), f"a start from 0 to {size - 1:,}")
+    for (name, rule), number in zip(rules.items(), geometry, strict=False):
+        if not rule.holds(number):
+            raise bad_cursor("plan", list(cursor.plan), f"{rule.wanted} as its {name}")

@@ -1,6 +1,7 @@
 """The base of plans by length: an order in windows, each arranged in steps of samples with like lengths."""
 
 import copy
+import functools
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Self
@@ -10,7 +11,8 @@ import numpy.typing as npt
 
 from loaderkit.sampling.by_length.balance import Cost, cost_key, costs_of, sort_batches
 from loaderkit.sampling.by_length.checks import TAILS, as_lengths, check_order
-from loaderkit.sampling.by_length.segments import Arrangement, Geometry, Segment, end_of_window
+from loaderkit.sampling.by_length.segments import Arrangement, Geometry, Segment, check_history, end_of_window
+from loaderkit.sampling.by_length.step_counts import StepCounts
 from loaderkit.sampling.by_length.summary import BatchCounts, PlanSummary, longest_times_count, summarise
 from loaderkit.sampling.cursor import Cursor, bad_cursor
 from loaderkit.sampling.order import Order, Sequential, Shuffled, indices_at
@@ -91,7 +93,6 @@ class WindowPlan(Plan):
         self.balance = balance
         self._balanced_by = "" if balance is None else f", balance-1={cost_key(balance, self.lengths, name)}"
         self._segments: dict[object, Segment | None] = {}
-        self._step_counts: dict[tuple[int, int], tuple[Int64Array, Int64Array]] = {}
 
     def __repr__(self) -> str:
         try:
@@ -125,7 +126,7 @@ class WindowPlan(Plan):
 
     def with_world(self, world: World) -> Self:
         changed = copy.copy(self)
-        changed.world, changed._segments, changed._step_counts = world, {}, {}
+        changed.world = world
         return changed
 
     def key(self, epoch: int) -> str:
@@ -141,7 +142,7 @@ class WindowPlan(Plan):
         segment = self._segment(cursor)
         if segment is None:
             return 0
-        return len(segment.steps) - segment.steps_done(cursor.samples) + self._steps_from(cursor.epoch, segment.end)
+        return len(segment.steps) - segment.steps_done(cursor.samples) + self._steps.after(cursor.epoch, segment.end)
 
     def advance(self, cursor: Cursor, batches: int = 1) -> Cursor:
         cursor, batches = self._skip_epochs(cursor, batches)
@@ -155,7 +156,7 @@ class WindowPlan(Plan):
                 samples = int(segment.ends[first + batches - 1])
                 return Cursor(epoch=cursor.epoch, samples=samples, batches=done, plan=segment.history)
             batches -= len(segment.steps) - first
-            samples, batches = self._skip_windows(cursor.epoch, segment.end, batches)
+            samples, batches = self._steps.skip(cursor.epoch, segment.end, batches)
             cursor = Cursor(epoch=cursor.epoch, samples=samples, batches=done)
         return cursor
 
@@ -181,8 +182,8 @@ class WindowPlan(Plan):
                 tokens.
         """
         cost = self.balance if cost is None else cost
-        counts = [self._counts(segment, cost) for segment in self._whole(epoch)]
-        return summarise(counts, epoch=epoch, ranks=self.world.size, size=self._size(epoch))
+        counts = [self._counts(segment, cost) for segment in self.segments(epoch)]
+        return summarise(counts, epoch=epoch, ranks=self.world.size, size=self.size(epoch))
 
     def tokens_of(self, lengths: Int64Array, arrangement: Arrangement) -> Int64Array:
         """Return the tokens of each batch (B,), padding included. `lengths` (N,) are those of the arrangement's samples."""
@@ -236,7 +237,7 @@ class WindowPlan(Plan):
             return segment
         return self._next(cursor.epoch, segment, cursor.samples, geometry)
 
-    def _whole(self, epoch: int, start: int = 0) -> Iterator[Segment]:
+    def segments(self, epoch: int, start: int = 0) -> Iterator[Segment]:
         """Yield the segments of an epoch from `start` on, as a run without interruption reads them."""
         while (segment := self._next(epoch, None, start, self.geometry)) is not None:
             yield segment
@@ -253,7 +254,8 @@ class WindowPlan(Plan):
             raise bad_cursor("plan", list(cursor.plan), f"a multiple of {width} numbers for {type(self).__name__}")
         for place in range(0, len(cursor.plan), width):
             start, *geometry = cursor.plan[place : place + width]
-            self._check_geometry(cursor, start, tuple(geometry))
+            own = tuple(geometry) == self.geometry  # is never refused
+            check_history(cursor, start, geometry, self.size(cursor.epoch), {} if own else self.rules)
             try:
                 segment = self._next(cursor.epoch, segment, start, tuple(geometry))
             except (ArithmeticError, LookupError, ValueError) as error:
@@ -265,21 +267,12 @@ class WindowPlan(Plan):
             segment.steps_done(cursor.samples)
         return segment
 
-    def _check_geometry(self, cursor: Cursor, start: int, geometry: Geometry) -> None:
-        """Raise a StateError if a part of a history is out of range. This plan's own geometry is never refused."""
-        size = self._size(cursor.epoch)
-        if not 0 <= start < size:
-            raise bad_cursor("plan", list(cursor.plan), f"a start from 0 to {size - 1:,}")
-        for (name, rule), number in zip(self.rules.items(), geometry, strict=True):
-            if geometry != self.geometry and not rule.holds(number):
-                raise bad_cursor("plan", list(cursor.plan), f"{rule.wanted} as its {name}")
-
     def _next(self, epoch: int, previous: Segment | None, start: int, geometry: Geometry) -> Segment | None:
         """Arrange the samples that `previous` has left at `start`, or a new window. Return None at the epoch's end.
 
         If these samples give no batch for each rank, the segment takes the next window too.
         """
-        size = self._size(epoch)
+        size = self.size(epoch)
         history: tuple[int, ...] = ()
         if previous is not None:
             end, positions, history = previous.end, previous.positions_left(start), previous.history
@@ -316,49 +309,13 @@ class WindowPlan(Plan):
             costs=costs,
         )
 
-    def _steps_from(self, epoch: int, start: int) -> int:
-        """Return the number of steps of the windows from the one that begins at `start`."""
-        if (regular := self._regular(epoch, start)) is not None:
-            windows, each, last = regular
-            return windows * each + last
-        starts, before = self._count_steps(epoch, start)
-        return int(before[-1] - before[np.searchsorted(starts, start)])
+    @functools.cached_property
+    def _steps(self) -> StepCounts:
+        return StepCounts(self)
 
-    def _skip_windows(self, epoch: int, start: int, steps: int) -> tuple[int, int]:
-        """Return the start of the window that is `steps` steps after the window at `start`, and the steps left inside it."""
-        if (regular := self._regular(epoch, start)) is not None:
-            count, each, _ = regular
-            windows = min(count, steps // each) if each else 0
-            return start + windows * self.window, steps - windows * each
-        starts, before = self._count_steps(epoch, start)
-        steps += int(before[np.searchsorted(starts, start)])
-        place = min(int(np.searchsorted(before, steps, side="right")) - 1, len(starts) - 1)
-        return int(starts[place]), steps - int(before[place])
-
-    def _regular(self, epoch: int, start: int) -> tuple[int, int, int] | None:
-        """Return how many full windows follow, the steps of each, and those of the last window; None if lengths matter."""
-        each, size = self.steps_of(self.window, last=False), self._size(epoch)
-        if each is None:
-            return None
-        windows = max(0, max(1, size // self.window) - 1 - start // self.window) if start < size else 0
-        left = size - start - windows * self.window
-        last = self.steps_of(left, last=True) if left > 0 else 0
-        return windows, each, last or 0
-
-    def _count_steps(self, epoch: int, start: int) -> tuple[Int64Array, Int64Array]:
-        """Return the windows' starts (W + 1,), one of them `start`, and the number of steps before each (W + 1,)."""
-        for (counted, _), (starts, before) in self._step_counts.items():
-            if counted == epoch and starts[np.searchsorted(starts, start)] == start:
-                return starts, before
-        segments = [(segment.end, len(segment.steps)) for segment in self._whole(epoch, start)]
-        ends, steps = np.array(segments, dtype=np.int64).reshape(-1, 2).T
-        found = np.append(start, ends), np.append(0, np.cumsum(steps))
-        kept = {key: value for key, value in self._step_counts.items() if key[0] == epoch}
-        self._step_counts = kept | {(epoch, start): found}
-        return found
-
-    def _size(self, epoch: int) -> int:
+    def size(self, epoch: int) -> int:
+        """Return the number of samples of an epoch."""
         return int(self.order.size(epoch))
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_segments": {}, "_step_counts": {}}
+        return {name: value for name, value in self.__dict__.items() if name != "_steps"} | {"_segments": {}}
