@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from loaderkit.system.forks import watched_fork
 from loaderkit.system.object_graph import parts_of
 
 WORKER_THREADS = "loaderkit worker"  # how the names of the threads engine's threads begin
@@ -55,7 +56,7 @@ def choose_start(context: Any = None, work: object = None) -> Start:
     """
     frail = _first_in(work, _is_frail)
     if context is not None:
-        chosen: Any = context if hasattr(context, "Process") else multiprocessing.get_context(context)
+        chosen: Any = context if hasattr(context, "Process") else _context(context)
         if frail is not None and chosen.get_start_method() == "fork":
             raise ValueError(
                 f"loader: multiprocessing_context is 'fork', and {type(frail).__name__} reads by a library that does not live "
@@ -65,15 +66,19 @@ def choose_start(context: Any = None, work: object = None) -> Start:
     methods = multiprocessing.get_all_start_methods()  # the first is the default
     set_method = multiprocessing.get_start_method(allow_none=True)
     if set_method is not None and set_method != methods[0]:
-        return Start(multiprocessing.get_context(set_method), set_method, "multiprocessing.set_start_method")
+        return Start(_context(set_method), set_method, "multiprocessing.set_start_method")
     if frail is not None:  # a fork server that has imported the library is no better
         reason = f"{type(frail).__name__} reads by a library that does not live through a fork"
         return Start(multiprocessing.get_context("spawn"), "spawn", reason)
     why = _why_not_fork(work)
     if why is None:
-        return Start(multiprocessing.get_context("fork"), "fork", "safe here")
+        return Start(watched_fork(), "fork", "safe here")
     method = "forkserver" if "forkserver" in methods else "spawn"
     return Start(multiprocessing.get_context(method), method, why)
+
+
+def _context(method: str) -> Any:
+    return watched_fork() if method == "fork" else multiprocessing.get_context(method)
 
 
 def prepare_fork_server(start: Start) -> None:

@@ -14,9 +14,11 @@ from loaderkit.engine.ring.processes import Processes, Workers
 from loaderkit.engine.ring.slot_batches import read_batch
 from loaderkit.engine.ring.slots import LARGE, Slots
 from loaderkit.engine.ring.worker import raise_again
+from loaderkit.system.forks import LONG_S, find_stuck, has_not_begun, stuck_message
 from loaderkit.system.main_program import why_it_ended
 from loaderkit.system.process import check_children, described
 
+_LOOK_S = 1.0  # between two looks at workers that have not begun
 _WINDOW = 64  # tasks, after which a slot gives back memory that its batches did not need
 
 
@@ -45,6 +47,7 @@ class Team:
         self._poll = select.poll()
         self._inboxes: dict[int, Inbox] = {}
         self._queues: list[int] = []
+        self._stuck_at: float | None = None  # when forked workers that have not begun are stuck; None once all have
         self._own = own = Processes(self.free)
         self.owner = own.owner
         # Runs when the team is freed, and at exit before multiprocessing joins its processes.
@@ -72,6 +75,7 @@ class Team:
                 self._poll.register(answers, select.POLLIN)
             for fd in self._own.watched:
                 self._poll.register(fd, select.POLLIN)
+        self._stuck_at = time.monotonic() + LONG_S
 
     def check_workers(self) -> None:
         """Raise WorkerDied if a worker has ended. Otherwise the other workers could make all batches and hide that."""
@@ -123,14 +127,19 @@ class Team:
         """Wait for at least one answer; return none after the timeout.
 
         Raises:
-            WorkerDied: If a worker ended and there is no answer.
+            WorkerDied: If a worker ended and there is no answer, or it was forked and does not begin.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left = None if deadline is None else max(0.0, 1000 * (deadline - time.monotonic()))
-            ready = self._poll.poll(left)
+            look = None if self._stuck_at is None else 1000 * _LOOK_S
+            ready = self._poll.poll(min((each for each in (left, look) if each is not None), default=None))
+            if self._stuck_at is not None:
+                self._look_at_starts()
             if not ready:
-                return []
+                if deadline is not None and time.monotonic() >= deadline:
+                    return []
+                continue
             answers = []
             dead = -1
             for fd, _ in ready:
@@ -148,6 +157,13 @@ class Team:
                 return answers
             if dead >= 0:
                 raise self._obituary(self._own.watched[dead])
+
+    def _look_at_starts(self) -> None:
+        """Raise WorkerDied if a forked worker is stuck before it has begun."""
+        if not any(map(has_not_begun, self._own.processes)):
+            self._stuck_at = None
+        elif time.monotonic() >= (self._stuck_at or 0) and (stuck := find_stuck(self._own.processes)) is not None:
+            raise WorkerDied(stuck_message(stuck))
 
     def worker_of(self, number: int) -> str:
         """Describe the worker that makes batch task `number`. If no worker has it, describe one that a signal has paused."""
