@@ -116,7 +116,7 @@ def running(root: Path) -> Iterator[Store]:
 
 
 def bucket_of(name: str) -> str:
-    return name.lower().replace(".", "-").replace(" ", "-")
+    return name.lower().replace(",", "").replace(".", "-").replace(" ", "-")
 
 
 def write(name: str, store: Store, shards: int, samples: int) -> bool:
@@ -153,6 +153,7 @@ def turn(name: str, store: Store, shuffle: bool, workers: int, step_s: float) ->
     cache = Path(tempfile.mkdtemp())
     given = [f"s3://{bucket_of(name)}/train", store.url, str(shuffle), str(workers), str(step_s)]
     command = [python_of(name), str(HERE / "lib" / "cloud_turns.py"), "read", name, str(cache), *given]
+    begun = time.time()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TURN_S, check=True)
         found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -166,7 +167,8 @@ def turn(name: str, store: Store, shuffle: bool, workers: int, step_s: float) ->
     finally:
         shutil.rmtree(cache, ignore_errors=True)
     asked = store.ask("stats")
-    return found | {"bytes": sum(request["bytes"] for request in asked), "requests": len(asked)}
+    more = {"bytes": sum(request["bytes"] for request in asked), "requests": len(asked)}
+    return found | more | {"whole": found["ended"] - begun}
 
 
 def python_of(name: str) -> str:

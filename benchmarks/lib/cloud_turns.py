@@ -1,9 +1,10 @@
-"""One loader's turn in `cloud.py`, in a process of its own: write the data, or read an epoch of it from the store.
+"""One loader's turn in `cloud.py` or `cloud_shards.py`, in a process of its own: write the data, or read an epoch of it from the store.
 
     python benchmarks/lib/cloud_turns.py write LOADER FOLDER SHARDS SAMPLES
     python benchmarks/lib/cloud_turns.py read LOADER CACHE STORE SHUFFLE WORKERS STEP_S
 
-`read` prints JSON: seconds from making the dataset to the first batch, seconds of the epoch, and whether each sample came once.
+`read` prints JSON: seconds from making the dataset to the first batch, seconds of the epoch, the time of its end, and whether each sample
+came once.
 """
 
 import json
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 BATCH, BYTES = 16, 100_000  # samples of a batch, bytes of a sample
-SHARD_BYTES = 64_000_000
+S3FS = "lk.Loader, s3fs"
 KEY = {"key": "test", "secret": "test"}
 
 
@@ -47,6 +48,15 @@ class OfLoaderkit:
         storage = lk.Storage({**KEY, "endpoint_url": endpoint}, cache_dir=cache)
         data = lk.TarDataset(f"{url}/*.tar", storage=storage, index_dir=cache / "index")
         return lk.Loader(data, BATCH, shuffle=shuffle, num_workers=workers, collate_fn=numbers_of)
+
+
+class OfLoaderkitByS3fs(OfLoaderkit):
+    @staticmethod
+    def loader(*arguments: Any) -> Iterable[Any]:
+        from loaderkit.files.obstore_settings import STORES
+
+        STORES.clear()
+        return OfLoaderkit.loader(*arguments)
 
 
 class Numbered:
@@ -106,12 +116,11 @@ class OfLitdata:
 
 class OfMosaicml:
     @staticmethod
-    def write(folder: Path, shards: int, samples: int) -> None:  # noqa: ARG004 - by size
+    def write(folder: Path, shards: int, samples: int) -> None:
         import streaming
 
-        with streaming.MDSWriter(
-            out=str(folder), columns={"bin": "bytes", "cls": "int"}, size_limit=SHARD_BYTES + 1_000_000
-        ) as writer:
+        size = samples // shards * BYTES * 65 // 64
+        with streaming.MDSWriter(out=str(folder), columns={"bin": "bytes", "cls": "int"}, size_limit=size) as writer:
             for number in range(samples):
                 writer.write(sample(number))
 
@@ -147,8 +156,9 @@ def read(make: Callable[..., Iterable[Any]], *arguments: Any, step_s: float) -> 
         first = first or time.perf_counter() - begun
         seen += numbers.tolist()
         time.sleep(step_s)
-    taken = time.perf_counter() - begun
-    return {"first": first, "epoch": taken, "samples": len(seen), "once": sorted(seen) == list(range(len(seen)))}
+    taken, ended = time.perf_counter() - begun, time.time()
+    once = sorted(seen) == list(range(len(seen)))
+    return {"first": first, "epoch": taken, "ended": ended, "samples": len(seen), "once": once}
 
 
 def main() -> None:
@@ -157,9 +167,8 @@ def main() -> None:
         LOADERS[name].write(Path(folder), *map(int, rest))
         return
     url, endpoint, shuffle, workers, step_s = rest
-    found = read(
-        LOADERS[name].loader, url, endpoint, Path(folder), shuffle == "True", int(workers), step_s=float(step_s)
-    )
+    made_by = OfLoaderkitByS3fs if name == S3FS else LOADERS[name]
+    found = read(made_by.loader, url, endpoint, Path(folder), shuffle == "True", int(workers), step_s=float(step_s))
     print("\n" + json.dumps(found), flush=True)
     os._exit(0)  # some loaders' threads would go on
 

@@ -36,6 +36,7 @@ QUESTIONS = (
         "formats_rows",
         "cloud",
         "cloud_cases",
+        "cloud_shards",
     ),
     *("ranges", "hedging", "device", "device_step", "peers/peers_resume", "peers/packed_resume"),
 )
