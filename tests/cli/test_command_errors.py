@@ -87,7 +87,10 @@ def test_no_batches_have_no_padding(folder: Path, capsys: pytest.CaptureFixture[
 
 
 def test_the_installed_script_shows_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    [script] = entry_points(group="console_scripts", name="loaderkit")
+    scripts = entry_points(group="console_scripts", name="loaderkit")
+    if not scripts:
+        pytest.skip("loaderkit is not installed: the tests run on a checkout")
+    [script] = scripts
     with pytest.raises(SystemExit, match="0"):
         script.load()(["--version"])
     assert capsys.readouterr().out == f"loaderkit {__version__}\n"

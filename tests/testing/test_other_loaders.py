@@ -276,4 +276,4 @@ def test_every_worker_reads_the_whole_of_a_plain_stream() -> None:
     with pytest.raises(
         LawError, match=r"epoch 0: samples 0, 1, 2, 3 come twice\. For instance sample 0 in batch 0 and batch 1"
     ):
-        assert_exactly_once(lambda: DataLoader(Plain(4), 2, num_workers=2), samples=4)
+        assert_exactly_once(lambda: DataLoader(Plain(4), 2, num_workers=2, multiprocessing_context="fork"), samples=4)

@@ -206,7 +206,9 @@ def test_other_ranks_go_on_with_each_sample_once(make: Any, wanted: Any) -> None
 def test_streams_pickle_and_feed_a_bare_dataloader(make: Any, wanted: Any) -> None:
     stream = make()
     assert equal(list(pickle.loads(pickle.dumps(stream))), list(stream))
-    bare: Any = torch_data.DataLoader(stream, None, num_workers=2, collate_fn=lambda sample: sample)
+    bare: Any = torch_data.DataLoader(
+        stream, None, num_workers=2, collate_fn=lambda sample: sample, multiprocessing_context="fork"
+    )
     assert Counter(ids_in(list(bare))) == wanted(3)
 
 
