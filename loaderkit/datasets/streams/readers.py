@@ -136,9 +136,9 @@ class TarReader:
 
 class _Member(tarfile.TarInfo):
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
         try:
-            return super().frombuf(buf, encoding, errors)
+            return super().fromtarfile(archive)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # the end mark
             raise
         except tarfile.HeaderError as error:
