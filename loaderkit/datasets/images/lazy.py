@@ -4,6 +4,7 @@ torchvision's transforms need only the size of a picture to draw a crop. Kernels
 at the smallest scale that still has at least the output's resolution.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -311,10 +312,25 @@ def _two(size: Any) -> tuple[int, int]:
     return (size[0], size[0]) if len(size) == 1 else (size[0], size[1])
 
 
-for _functional, _kernel in {
+def _of_pixels(function: Callable[..., object]) -> Callable[..., object]:
+    """Return a kernel that decodes the picture first."""
+
+    def kernel(picture: LazyImage, *args: object, **kwargs: object) -> object:
+        return function(_as_image(picture), *args, **kwargs)
+
+    return kernel
+
+
+_KERNELS: dict[object, Callable[..., object]] = {
     functional.crop: _crop,
     functional.center_crop: _center_crop,
     functional.resize: _resize,
     functional.resized_crop: _resized_crop,
-}.items():
-    functional.register_kernel(_functional, LazyImage)(_kernel)
+}
+_CALLED = {  # functions that are called with a picture; some have two names
+    function
+    for name, function in inspect.getmembers(functional, inspect.isfunction)
+    if next(iter(inspect.signature(function).parameters), "") == "inpt" and not name.startswith("get_")
+}
+for _function in _CALLED:  # without a kernel, torchvision before 0.27 gives the result the class LazyImage
+    functional.register_kernel(_function, LazyImage)(_KERNELS.get(_function) or _of_pixels(_function))
