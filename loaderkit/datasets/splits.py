@@ -246,7 +246,11 @@ def _sides(
         raise TypeError(
             f"split: fractions are {fractions!r}, wanted a share by side, such as {{'train': 0.8, 'val': 0.2}}."
         )
-    shares = dict(fractions or {})
+    # A float32 of 0.8 means 0.8.
+    shares = {
+        side: float(str(share)) if isinstance(share, np.floating) else share
+        for side, share in (fractions or {}).items()
+    }
     bad = {side: share for side, share in shares.items() if not isinstance(share, Real) or not 0 < share <= 1}
     if bad:
         raise ValueError(f"split: fractions {bad} are out of range, wanted above 0 and at most 1.")

@@ -112,7 +112,7 @@ def test_an_edited_state_does_not_hide_a_whole_one(tmp_path: Path, capsys: pytes
         ("half.json", "damaged, not whole JSON"),
         ("half.pt", "damaged, its end is missing"),
         ("text", "damaged, or no file of torch.save"),
-        ("zeros.pt", "damaged, or no file of torch.save"),
+        ("zeros.pt", "zeros.pt: damaged, "),
         ("objects.pt", "give --trust: loading them runs code that the file contains"),
         ("none.pt", "no state of a Loader or a DataModule in it; it has the keys 'model'"),
         ("nowhere", "there is no such file"),

@@ -280,6 +280,11 @@ def with_null(column: Any) -> Any:
     return pa.concat_arrays([column, pa.nulls(1, column.type)])
 
 
+def need_fixed_lists_with_nulls() -> None:
+    if int(pa.__version__.split(".")[0]) < 25:
+        pytest.skip(f"pyarrow {pa.__version__} refuses Parquet's lists of a fixed size that have nulls")
+
+
 @pytest.mark.parametrize("with_nulls", [False, True])
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @pytest.mark.parametrize(("form", "shape"), forms(), ids=str)
@@ -287,6 +292,8 @@ def test_rows_and_batches_have_the_dtype_and_shape_of_a_column(
     form: str, shape: tuple[int, ...], kind: str, with_nulls: bool, tmp_path: Path
 ) -> None:
     """Whether the batch is read at once or collated, and whatever other rows hold."""
+    if with_nulls and kind == "parquet" and form in ("tensors", "fixed lists"):
+        need_fixed_lists_with_nulls()
     arrays = {dtype: (np.arange(ROWS * math.prod(shape)) % 7).astype(dtype).reshape(ROWS, *shape) for dtype in NUMBERS}
     columns = {dtype: FORMS[form](array) for dtype, array in arrays.items()}
     columns = {dtype: with_null(column) if with_nulls else column for dtype, column in columns.items()}
@@ -388,6 +395,7 @@ def test_batches_at_once_where_types_allow_them(tmp_path: Path) -> None:
 
 
 def test_a_batch_with_nulls_is_refused_and_one_without_is_read(tmp_path: Path) -> None:
+    need_fixed_lists_with_nulls()
     columns = {
         "number": pa.array([1, None, 3]),
         "text": pa.array(["a", None, "c"]),

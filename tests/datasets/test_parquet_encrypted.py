@@ -66,6 +66,7 @@ def test_without_keys_a_file_is_named(folder: Path) -> None:
         with pytest.raises(lk.ShardError, match=r"0\.parquet: an encrypted Parquet file\. Give decryption="):
             lk.ParquetDataset(folder)
     else:
-        assert lk.ParquetDataset(folder, ["text"])[3] == {"text": "t3"}
+        if int(pa.__version__.split(".")[0]) >= 25:  # earlier releases need the keys of all columns
+            assert lk.ParquetDataset(folder, ["text"])[3] == {"text": "t3"}
         with pytest.raises(lk.ShardError, match=r"0\.parquet: row group 0 can't be read: .*ecryption"):
             lk.ParquetDataset(folder)[0]

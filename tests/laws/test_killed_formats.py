@@ -59,12 +59,13 @@ def killed(path: Path, found: Callable[[], Pairs], size: int) -> list[tuple[Any,
         finally:
             os._exit(0)
     until = time.monotonic() + 120
-    while path.stat().st_size < size and os.waitpid(process, os.WNOHANG) == (0, 0):
+    while path.stat().st_size < size:
+        if os.waitpid(process, os.WNOHANG) != (0, 0):  # it has written all of it meanwhile
+            return read(path)
         assert time.monotonic() < until
         time.sleep(1e-3)
-    else:
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
     return read(path)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from images_made import need_picture_decoder
 from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -271,6 +272,7 @@ def test_a_decoder_is_named_and_part_of_the_fingerprint_if_its_pixels_may_be_oth
     Image.new("RGB", (8, 6)).save(tmp_path / "1.jpg")
     samples = [{"image": str(tmp_path / "1.jpg"), "boxes": [[0, 0, 2, 2]], "labels": ["x"]}]
     found = []
+    need_picture_decoder("torchcodec")
     for decoder in (None, "torchvision", "torchcodec", "pillow"):
         settings: Any = {"loader": lk.LoaderConfig(batch_size=1), "decoder": decoder}
         data = lk.DetectionDataModule(train=samples, classes=["x"], **settings)

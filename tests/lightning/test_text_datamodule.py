@@ -121,7 +121,7 @@ def test_each_setting_reaches_the_batches() -> None:
     assert not there.all()
     assert (padded["tokens"].int()[~there] == 7).all()
     packed = next(iter(make(pad_token=7, batching=TextBatching(how="packed", max_length=900)).train_dataloader()))
-    assert (packed["tokens"][packed["document_ids"] < 0] == 7).all()
+    assert (packed["tokens"].int()[packed["document_ids"] < 0] == 7).all()
     assert (packed["document_ids"] < 0).any()
     classified = make(label="label", end_token=5)
     assert sorted(texts_in(collect(classified.train_dataloader()))) == sorted(TEXTS)  # none ends with it
@@ -268,7 +268,7 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
         ({"text": ["a", "b"], "label": [1, None]}, {"label": "label"}, "text 1 of train has the label None"),
         ({"text": ["a", "b"], "label": [0.0, float("nan")]}, {"label": "label"}, "text 1 of train has the label nan"),
         ({"text": ["a", "b"], "label": [1, "x"]}, {"label": "label"}, "labels of train can't be sorted"),
-        ({"text": ["a", "b"], "label": [[1], [2]]}, {"label": "label"}, "labels of train can't be sorted .unhashable"),
+        ({"text": ["a", "b"], "label": [[1], [2]]}, {"label": "label"}, "labels of train can't be sorted .*unhashable"),
         ({"text": ["abc"]}, {"tokenizer": len}, "vocab_size="),
         (COLUMNS, {"label": "label", "classes": ["long"]}, r"has the labels \['short'\], which are not among the 1"),
     ],

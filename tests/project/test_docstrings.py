@@ -65,6 +65,8 @@ def test_all_integrations_are_listed() -> None:
 def run_examples(name: str, value: Any) -> None:
     docstring = inspect.getdoc(value) or ""
     assert ">>> " in docstring, f"the docstring of {name} has no example"
+    if np.__version__ < "2" and "np.int64(" in docstring:
+        pytest.skip("numpy 1 shows its numbers in another way")
     names = {"lk": lk, "torch": torch, "np": np, "Path": Path, "os": os}
     test = doctest.DocTestParser().get_doctest(docstring, names, name, None, None)
     output: list[str] = []
