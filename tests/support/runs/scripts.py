@@ -9,6 +9,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import itertools
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from typing import Any
 
 import frameworks
 
+BEGIN_S = 60  # for a forked process to begin
 TIMEOUT_S = 600  # each takes a minute or less on two free cores, up to four at load 10
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 CORE = ("warmed_core",)  # for scripts that import no large library
@@ -130,8 +132,9 @@ def start(folder: Path, *command: str | Path, preload: tuple[str, ...] | None = 
     output = folder / "output.txt"
     output.unlink(missing_ok=True)
     server = _server(preload or (PRELOAD if frameworks.uses(folder / command[0]) else CORE))
-    _tell(server, {"folder": str(folder), "command": list(map(str, command)), "output": str(output)})
-    started = Started(_answer(server), output, lambda: _answer(server))
+    number = next(_numbers)
+    _tell(server, {"number": number, "folder": str(folder), "command": list(map(str, command)), "output": str(output)})
+    started = Started(_answer(server, number), output, lambda: _answer(server, number))
     try:
         yield started
     finally:
@@ -155,6 +158,9 @@ def _fresh(folder: Path, *command: str | Path) -> Iterator[Started]:
         yield started
     finally:
         started.end()
+
+
+_numbers = itertools.count()
 
 
 def warm(preload: tuple[str, ...]) -> None:
@@ -182,30 +188,51 @@ def _tell(server: subprocess.Popen[bytes], message: dict[str, Any]) -> None:
     server.stdin.write(json.dumps(message).encode() + b"\n")
 
 
-def _answer(server: subprocess.Popen[bytes]) -> int:
+def _answer(server: subprocess.Popen[bytes], number: int) -> int:
+    """Return what the server says of a script, and pass over what it says late of earlier ones."""
     assert server.stdout is not None
-    if not select.select([server.stdout], [], [], TIMEOUT_S)[0]:
-        raise TimeoutError(f"the script took more than {TIMEOUT_S} s")
-    return int(server.stdout.readline())
+    while select.select([server.stdout], [], [], TIMEOUT_S)[0]:
+        about, value = map(int, server.stdout.readline().split())
+        if about == number:
+            return value
+    raise TimeoutError(f"the script took more than {TIMEOUT_S} s")
 
 
 def _serve() -> dict[str, Any]:
-    """Fork a process for each message and answer with its id, then its exit code; return the message in the process."""
+    """Fork a process for each message and answer with its id, then its exit code, each after the message's number.
+
+    Return the message in the process.
+    """
     for name in sys.argv[1:]:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # else each process looks at all that was imported when it ends
     while line := sys.stdin.readline():
         sys.stdout.flush()
-        pid = os.fork()
+        message = json.loads(line)
+        while (pid := _forked()) is None:
+            pass
         if not pid:
-            os.setsid()
-            return json.loads(line)
-        while os.getsid(pid) != pid:  # else its group could not be killed yet
-            time.sleep(1e-3)
-        print(pid, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+            return message
+        print(message["number"], pid, flush=True)
+        print(message["number"], os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
     sys.exit()
+
+
+def _forked() -> int | None:
+    """Fork; return 0 in the process. Return None if it did not begin: some library's thread held a lock, whose copy stays locked."""
+    pid = os.fork()
+    if not pid:
+        os.setsid()
+        return 0
+    deadline = time.monotonic() + BEGIN_S
+    while os.getsid(pid) != pid:  # before that its group cannot be killed
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return None
+        time.sleep(1e-3)
+    return pid
 
 
 def _become(message: dict[str, Any]) -> None:
