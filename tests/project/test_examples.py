@@ -249,7 +249,7 @@ def test_fine_tuning_that_was_killed_goes_on_to_the_weights_of_an_uninterrupted_
         packed, alone = re.findall(r"conversations in 4 rows: loss (\S+) packed, (\S+) one by one", whole)[0]
         assert abs(float(packed) - float(alone)) < 1e-4
     losses = [float(found) for found in re.findall(r"step \d+: (?:loss )?([\d.]+)", whole)]
-    assert losses[-1] < 0.9 * losses[0]  # 0.79 with the texts of Python 3.11, 0.89 with those of 3.14
+    assert losses[-1] < 0.9 * losses[0]  # it learns; the texts are those of this Python
 
 
 FIELDS = sorted(path for path in (EXAMPLES / "fields").glob("*.py") if "__main__" in path.read_text())
