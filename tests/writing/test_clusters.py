@@ -152,7 +152,8 @@ with lk.RayExecutor(num_cpus=1) as executor:
 def test_calls_that_are_cancelled_while_ray_sends_their_results_do_no_harm(tmp_path: Path) -> None:
     """`ray.cancel` would abort the process, so it has one of its own."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
-    assert run_code(tmp_path, CANCELS).splitlines()[-1] == "4950"
+    # Under Python 3.14 nanobind says at exit what was not freed.
+    assert "4950" in run_code(tmp_path, CANCELS).splitlines()
 
 
 def test_a_worker_of_a_pool_that_is_killed_is_an_error_and_a_rerun_finishes(
