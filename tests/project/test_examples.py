@@ -4,6 +4,7 @@ import importlib.util
 import re
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from scripts import run
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SUPPORT = ROOT / "tests" / "support"
+OTHER_TEXTS = sys.version_info >= (3, 14)  # Python's own documentation, which some examples train on
 
 
 @pytest.mark.slow
@@ -228,7 +230,7 @@ def test_a_packed_transformers_loss_and_gradients_are_those_of_the_texts_alone(t
     losses = [float(loss) for loss in re.findall(r"step +\d+: (\S+) nats", text)]
     assert found
     assert difference
-    assert int(found[1]) > 1.5 * int(found[2])  # the texts are those of this Python's documentation
+    assert int(found[1]) > (1.5 if OTHER_TEXTS else 2) * int(found[2])
     assert abs(float(found[3]) / float(found[4]) - 1) < 1e-9
     assert float(difference[1]) < 1e-9
     assert losses[1] < 0.7 * losses[0]
@@ -249,7 +251,7 @@ def test_fine_tuning_that_was_killed_goes_on_to_the_weights_of_an_uninterrupted_
         packed, alone = re.findall(r"conversations in 4 rows: loss (\S+) packed, (\S+) one by one", whole)[0]
         assert abs(float(packed) - float(alone)) < 1e-4
     losses = [float(found) for found in re.findall(r"step \d+: (?:loss )?([\d.]+)", whole)]
-    assert losses[-1] < 0.9 * losses[0]  # it learns; the texts are those of this Python
+    assert losses[-1] < (0.9 if OTHER_TEXTS else 0.8) * losses[0]
 
 
 FIELDS = sorted(path for path in (EXAMPLES / "fields").glob("*.py") if "__main__" in path.read_text())
