@@ -25,7 +25,7 @@ from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.containers import CONTAINERS, reduced
-from loaderkit.system.forks import LONG_S, find_stuck, has_not_begun, stuck_message
+from loaderkit.system.forks import has_not_begun, starts_watched
 from loaderkit.system.host import host, use_host
 from loaderkit.system.main_program import why_it_ended
 from loaderkit.system.nested import is_plain, pin
@@ -133,6 +133,7 @@ class Batches:
     def __init__(self, batches: Iterator[Hidden], crew: "Crew", timeout_s: float) -> None:
         self._batches, self._crew, self._timeout_s, self._owner = batches, crew, timeout_s, os.getpid()
         self._given = 0
+        self._stuck: list[str] = []  # why a worker was killed that did not begin
         _running.add(batches)
 
     def __iter__(self) -> Iterator[Any]:
@@ -151,8 +152,8 @@ class Batches:
             late = 0 < self._timeout_s <= time.monotonic() - start and isinstance(error, RuntimeError)
             self._crew.wake()
             self.end()
-            if self._crew.stuck is not None:
-                raise RuntimeError(self._crew.stuck) from None
+            if self._stuck:
+                raise RuntimeError(self._stuck[0]) from None
             if not late:
                 if not self._given and "exited unexpectedly" in str(error) and (hint := why_it_ended(self._crew.start)):
                     error.add_note(f"loaderkit: {hint}")
@@ -168,9 +169,9 @@ class Batches:
         return content
 
     def _next(self) -> Hidden:
-        if self._given:
+        if self._given or not any(map(has_not_begun, self._crew.processes)):
             return self._next_in_time()
-        with self._crew.starts_watched():
+        with starts_watched(self._crew.processes) as self._stuck:
             return self._next_in_time()
 
     def _next_in_time(self) -> Hidden:
@@ -202,16 +203,12 @@ class Crew:
     Args:
         start: How the workers start.
         work: What the DataLoader sends to the workers.
-
-    Attributes:
-        stuck: Why a worker was killed that was forked and did not begin; None if there was none.
     """
 
     def __init__(self, start: Start, work: object) -> None:
         self.start, self._work = start, work
         self.context: Any = copy.copy(start.context)
         self.processes: list[Any] = []
-        self.stuck: str | None = None
         self._parcel = Parcel(work) if start.method != "fork" else None
         self._owner, self._make = os.getpid(), self.context.Process
         new: Any = weakref.WeakMethod(self._new)  # else the data would live until the next garbage collection
@@ -248,23 +245,6 @@ class Crew:
         finally:
             if self._parcel is not None:
                 self._parcel.close()
-
-    @contextlib.contextmanager
-    def starts_watched(self) -> Iterator[None]:
-        """Return a context to wait in for the first batch. A worker that was forked and does not begin is killed."""
-        over = threading.Event()
-        if any(map(has_not_begun, self.processes)):
-            threading.Thread(target=_watch_starts, args=(weakref.ref(self), over), daemon=True).start()
-        try:
-            yield
-        finally:
-            over.set()
-
-    def kill_stuck(self) -> None:
-        """Kill a worker that was forked and does not begin."""
-        if (stuck := find_stuck(self.processes)) is not None:
-            self.stuck = stuck_message(stuck)
-            stuck.kill()
 
     def name(self, batch: int) -> str:
         """Name the worker that makes batch number `batch` of the run, and say whether a signal has stopped it."""
@@ -304,12 +284,6 @@ def _kill(processes: list[Any]) -> None:
         process.join(1)
     if watch is not None:
         signal.signal(signal.SIGCHLD, watch)
-
-
-def _watch_starts(crew: weakref.ref[Crew], over: threading.Event) -> None:
-    while not over.wait(LONG_S) and (workers := crew()) is not None:
-        workers.kill_stuck()
-        del workers
 
 
 def _wake_late(crew: weakref.ref[Crew], woken: threading.Event) -> None:

@@ -4,12 +4,14 @@ A fork copies one thread. If another one held a lock, nobody unlocks the copy. A
 parent's other threads keep in a `threading.local`, before any code of its own runs; what is freed may wait for threads that it started.
 """
 
+import contextlib
 import gc
 import mmap
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +38,39 @@ def find_stuck(processes: Iterable[Any]) -> Any:
     return None
 
 
+@contextlib.contextmanager
+def starts_watched(processes: Sequence[Any]) -> Iterator[list[str]]:
+    """Return a context to wait for processes in. One that is stuck is killed; the list gets its message.
+
+    Args:
+        processes: The processes, also those that are added later.
+    """
+    said: list[str] = []
+    over = threading.Event()
+    threading.Thread(target=_kill_stuck, args=(processes, said, over), daemon=True).start()
+    try:
+        yield said
+    finally:
+        over.set()
+
+
+def _kill_stuck(processes: Sequence[Any], said: list[str], over: threading.Event) -> None:
+    while not over.wait(LONG_S):
+        if (stuck := find_stuck(list(processes))) is not None:
+            said.append(stuck_message(stuck))
+            stuck.kill()
+
+
 def has_not_begun(process: Any) -> bool:
     """Return whether a process comes from a `watched_fork`, and has not begun to run."""
-    return isinstance(process, _Process) and not process.begun[0]
+    return isinstance(process, _Process) and process.pid is not None and not process.begun[0]
 
 
 def stuck_message(process: Any) -> str:
     """Return the message about a process that `find_stuck` has found."""
     return (
         f"loader: worker process {process.pid} was forked more than {LONG_S:g} s ago, and has not begun to run: it waits for a lock or a "
-        "thread that a fork does not copy. Give multiprocessing_context='forkserver', or start the workers before other threads."
+        "thread that a fork does not copy. Give multiprocessing_context='forkserver' (or 'spawn'), or start the workers before other threads."
     )
 
 

@@ -13,7 +13,7 @@ import torch.utils.data as torch_data
 
 import loaderkit as lk
 import loaderkit.engine.ring.team as ring
-import loaderkit.engine.torch as torch_engine
+import loaderkit.system.forks as forks
 from loaderkit.system.forks import find_stuck, has_not_begun, watched_fork
 
 _held = threading.Lock()
@@ -34,7 +34,7 @@ def stuck_forks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     global _holding
     monkeypatch.setattr(ring, "LONG_S", 0.5)
     monkeypatch.setattr(ring, "_LOOK_S", 0.1)
-    monkeypatch.setattr(torch_engine, "LONG_S", 0.5)
+    monkeypatch.setattr(forks, "LONG_S", 0.5)
     _holding = True
     with _held:
         yield
@@ -61,7 +61,7 @@ def test_workers_that_are_slow_to_make_their_first_batch_have_begun(
 ) -> None:
     monkeypatch.setattr(ring, "LONG_S", 0.1)
     monkeypatch.setattr(ring, "_LOOK_S", 0.1)
-    monkeypatch.setattr(torch_engine, "LONG_S", 0.1)
+    monkeypatch.setattr(forks, "LONG_S", 0.1)
     slow = lk.Loader([0, 1], 1, num_workers=2, engine=engine, collate_fn=_slowly, multiprocessing_context="fork")
     assert list(slow) == [[0], [1]]
 
