@@ -18,7 +18,8 @@ from typing import Any
 LONG_S = 30.0  # A forked process that has run nothing after this time is stuck.
 _LOOK_S = 1.0  # between two looks at how much CPU time a process has used
 
-_kept: list[object] = []
+_kept: list[object] = []  # until a fork is over
+_inherited: list[object] = []  # for good: a forked process must not free it, also if it forks again
 
 
 def watched_fork() -> Any:
@@ -111,5 +112,10 @@ def _keep_frames_converters() -> None:
             _kept.extend(found.values())
 
 
-# In the child they stay for good.
-os.register_at_fork(before=_keep_frames_converters, after_in_parent=_kept.clear)
+def _keep_for_good() -> None:
+    _inherited.extend(_kept)
+    _kept.clear()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(before=_keep_frames_converters, after_in_parent=_kept.clear, after_in_child=_keep_for_good)

@@ -1,6 +1,7 @@
 """`loaderkit inspect` says in words where a saved run stands, and what is wrong with a damaged file."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import loaderkit as lk
 from loaderkit.cli.command import main
 
 BATCHES = 3
+
+# zipfile of Python 3.14.8 finds no end in it.
+ZEROS = "damaged, its end is missing" if sys.version_info >= (3, 14) else "damaged, or no file of torch.save"
 
 
 class Thing:
@@ -112,7 +116,7 @@ def test_an_edited_state_does_not_hide_a_whole_one(tmp_path: Path, capsys: pytes
         ("half.json", "damaged, not whole JSON"),
         ("half.pt", "damaged, its end is missing"),
         ("text", "damaged, or no file of torch.save"),
-        ("zeros.pt", "zeros.pt: damaged, "),
+        ("zeros.pt", ZEROS),
         ("objects.pt", "give --trust: loading them runs code that the file contains"),
         ("none.pt", "no state of a Loader or a DataModule in it; it has the keys 'model'"),
         ("nowhere", "there is no such file"),

@@ -85,6 +85,12 @@ def test_a_process_that_has_begun_is_not_stuck(stuck_forks: None) -> None:
     assert find_stuck([stuck]) is None  # it has ended
 
 
+def _fork_again() -> None:
+    again = watched_fork().Process(target=int)
+    again.start()
+    again.join(60)
+
+
 class Freed:
     """Writes a byte when it is freed."""
 
@@ -112,7 +118,7 @@ def test_a_forked_process_does_not_free_what_pyav_keeps_for_other_threads(in_mai
 
     def fork() -> None:
         kept.wait(60)
-        process = watched_fork().Process(target=int)
+        process = watched_fork().Process(target=_fork_again)
         process.start()
         process.join(60)
         assert process.exitcode == 0
