@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from loaderkit.integrations.placement import place
-from loaderkit.loader.loader import Batch, Loader
+from loaderkit.loader.loader import Loader
+from loaderkit.loader.settings import Batch
 from loaderkit.system.world import World
 
 

@@ -3,7 +3,8 @@
 import torch
 
 from loaderkit.loader.device_loader import DeviceLoader
-from loaderkit.loader.loader import Batch, Loader
+from loaderkit.loader.loader import Loader
+from loaderkit.loader.settings import Batch
 from loaderkit.system.world import World
 
 

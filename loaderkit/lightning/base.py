@@ -21,7 +21,8 @@ from loaderkit.lightning.loaders import (
 )
 from loaderkit.lightning.position import TrainPosition, TrainProgress
 from loaderkit.loader.config import LoaderConfig
-from loaderkit.loader.loader import Loader, describe_data
+from loaderkit.loader.loader import Loader
+from loaderkit.loader.summary import describe_data
 from loaderkit.system.html import table
 from loaderkit.system.suggest import suggest_arguments
 from loaderkit.system.world import World

@@ -10,7 +10,7 @@ import torch
 import torch.utils.data as torch_data
 
 from loaderkit.loader.checks import check_indexed
-from loaderkit.loader.loader import describe_data
+from loaderkit.loader.summary import describe_data
 from loaderkit.system.overrides import defines, is_map_style
 from loaderkit.system.tables import frame_way_out, is_frame
 

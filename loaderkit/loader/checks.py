@@ -55,6 +55,15 @@ def instead_of(name: str) -> str:
     return f": {_INSTEAD[name]}" if name in _INSTEAD else ""
 
 
+def check_cursor(cursor: object) -> None:
+    """Raise a TypeError if what a replay gets is not the position before a batch."""
+    if not isinstance(cursor, Cursor):
+        raise TypeError(
+            f"loader: replay of {cursor!r}, wanted the position before the batch: Cursor(epoch=0), ahead=3 is the fourth batch of "
+            "epoch 0. StepLog.replay(loader, step) finds a training step."
+        )
+
+
 def check_skip(
     epoch: int, steps: range | Sequence[range], samples: range | Sequence[range]
 ) -> tuple[list[range], list[range]]:

@@ -26,6 +26,16 @@ def _integers(least: int, also: str = "", *, other: object = None) -> Rule:
     )
 
 
+IN_THIS_PROCESS: dict[str, object] = {  # the settings of a Loader without workers
+    "num_workers": 0,
+    "prefetch_factor": None,
+    "persistent_workers": None,
+    "timeout": 0,
+    "engine": "auto",
+    "multiprocessing_context": None,
+    "worker_init_fn": None,
+    "pin_memory": False,
+}
 _FLAG = Rule("True or False", lambda value: value in (True, False, None))  # not the string "False"
 _FUNCTION = Rule("a function", lambda value: value is None or callable(value))
 _RULES = {

@@ -1,23 +1,23 @@
 """The Loader: yields batches of any data, and counts them."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, Never, Self
+from typing import Any, Literal, Never, Self
 
 import torch
 import torch.utils.data as torch_data
-from typing_extensions import TypeVar
 
 from loaderkit.datasets.bad_samples import RAISE, BadSample, BadSamples
 from loaderkit.device.cuda import HostBatches
 from loaderkit.engine.description import Description
-from loaderkit.loader.checks import check_names, check_skip, in_pieces, instead_of
-from loaderkit.loader.config import LoaderConfig, Stop
+from loaderkit.loader.checks import check_cursor, check_names, check_skip, in_pieces
+from loaderkit.loader.config import IN_THIS_PROCESS, LoaderConfig, Stop
 from loaderkit.loader.downloads import Downloads
 from loaderkit.loader.epoch import Epoch
 from loaderkit.loader.indexed import IndexedPosition
 from loaderkit.loader.position import Position
+from loaderkit.loader.settings import Batch, FixedSettings
+from loaderkit.loader.summary import describe_data, summary
 from loaderkit.loader.trainer_epochs import RepeatingEpochs, TrainerEpochs
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.plan import Plan, Tail
@@ -29,10 +29,8 @@ from loaderkit.system.html import table
 from loaderkit.system.tables import by_position
 from loaderkit.system.world import Ranks, World
 
-Batch = TypeVar("Batch", covariant=True, default=Any)
 
-
-class Loader(Generic[Batch]):
+class Loader(FixedSettings[Batch]):
     """Yields batches over ranks and workers, and resumes anywhere.
 
     Its data is a dataset or a stream. It takes the arguments of `torch.utils.data.DataLoader`, and more. Each `iter()`
@@ -135,37 +133,7 @@ class Loader(Generic[Batch]):
 
     def in_this_process(self, **changes: object) -> "Loader[Batch]":
         """Make a loader of the same data that uses no workers, with some settings changed. It stands at the start."""
-        workers: dict[str, object] = {
-            "num_workers": 0,
-            "prefetch_factor": None,
-            "persistent_workers": None,
-            "timeout": 0,
-        }
-        workers |= {"engine": "auto", "multiprocessing_context": None, "worker_init_fn": None, "pin_memory": False}
-        return Loader.from_config(self.dataset, self.config, **workers, **changes)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if "config" in self.__dict__ and (name == "dataset" or hasattr(self.config, name)):
-            data, change = ("new_dataset", "") if name == "dataset" else ("loader.dataset", f", {name}=...")
-            raise AttributeError(
-                f"loader: {name} cannot change after the Loader is made. Make another one: "
-                f"loaderkit.Loader.from_config({data}, loader.config{change}). It continues where this one is after "
-                "load_state_dict(loader.state_dict())."
-            )
-        if instead := instead_of(name):
-            raise AttributeError(f"loader: {name} cannot be assigned{instead}")
-        super().__setattr__(name, value)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            # Lightning replaces a `worker_init_fn` that it finds; the Loader seeds workers itself.
-            known = (
-                "config" in self.__dict__ and name not in ("config", "worker_init_fn") and hasattr(self.config, name)
-            )
-            if known:
-                return getattr(self.config, name)
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{instead_of(name)}")
+        return Loader.from_config(self.dataset, self.config, **IN_THIS_PROCESS, **changes)
 
     @property
     def position(self) -> Position:
@@ -173,32 +141,9 @@ class Loader(Generic[Batch]):
         return self._position
 
     @property
-    def batch_size(self) -> int | None:
-        """Samples in a batch of one rank."""
-        return self.config.batch_size
-
-    @property
     def num_workers(self) -> int:
         """The number of workers. For "auto" it is the number that was chosen."""
         return self.position.crew.num_workers
-
-    @property
-    def collate_fn(self) -> Callable[[list[Any]], Batch]:
-        """The function that makes a batch from a list of samples.
-
-        By default it is a `PackCollate` for the rows of `data.pack(...)`, and `stack` for other data.
-        """
-        from loaderkit.reading.packed_rows import default_collate
-        from loaderkit.system.stack import stack
-
-        given = self.config.collate_fn
-        found = default_collate(self.dataset) if given is None else given
-        return stack if found is None else found
-
-    @property
-    def drop_last(self) -> bool:
-        """Whether an epoch leaves out the samples that do not fill a step of all ranks."""
-        return self.config.tail_policy == "drop"
 
     @property
     def world(self) -> World:
@@ -236,20 +181,7 @@ class Loader(Generic[Batch]):
         return f"{type(self).__name__}({describe_data(self.dataset)}, {self.config}, rank {world.rank} of {world.size})"
 
     def _repr_html_(self) -> str:
-        world, config, cursor = self.world, self.config, self.cursor
-        rows = [
-            ("data", describe_data(self.dataset)),
-            ("batches", f"of {config.batch_size}" if config.plan is None else f"by {type(config.plan).__name__}"),
-            (
-                "order",
-                "shuffled" if config.shuffle else "as given" if config.order is None else type(config.order).__name__,
-            ),
-            ("seed", config.seed),
-            ("workers", f"{config.num_workers} ({config.engine})"),
-            ("rank", f"{world.rank} of {world.size}"),
-            ("position", f"epoch {cursor.epoch}, batch {cursor.batches}"),
-        ]
-        return table(type(self).__name__, rows)
+        return table(type(self).__name__, summary(self.dataset, self.config, self.world, self.cursor))
 
     def indices(self, epoch: int, batch: int) -> Int64Array:
         """Return the indices (B,) of the samples in a batch of this rank, or the keys of a user's sampler, without reading data.
@@ -322,11 +254,7 @@ class Loader(Generic[Batch]):
             >>> bool(torch.equal(loader.replay(lk.Cursor(epoch=0), ahead=2), batches[2]))
             True
         """
-        if not isinstance(cursor, Cursor):
-            raise TypeError(
-                f"loader: replay of {cursor!r}, wanted the position before the batch: Cursor(epoch=0), ahead=3 is the fourth batch of "
-                "epoch 0. StepLog.replay(loader, step) finds a training step."
-            )
+        check_cursor(cursor)
         batch: Batch = self.position.indexed("replay()").plan.replay(cursor, plain_integer(ahead))
         return batch if self._device is None else self._copied.copy(batch, self._device)
 
@@ -433,16 +361,3 @@ def _make_position(dataset: object, config: LoaderConfig) -> Position:
     from loaderkit.loader.streams.position import StreamPosition  # few need it, and its import takes time
 
     return StreamPosition(dataset, config)
-
-
-def describe_data(data: Any) -> str:
-    """Describe a dataset or a factory of one in a few words, without reading or calling it."""
-    if isinstance(data, torch_data.IterableDataset):
-        return f"{type(data).__name__}, a stream"
-    if hasattr(type(data), "__len__") and not isinstance(data, type):
-        return f"{type(data).__name__} of {len(data):,} sample{'s' * (len(data) != 1)}"
-    kind: Any = type(data)
-    if kind.__str__ is not object.__str__:  # its class describes it
-        return str(data)
-    made = data.func if isinstance(data, functools.partial) else data
-    return f"what {getattr(made, '__name__', type(made).__name__)} makes"

@@ -4,37 +4,31 @@ import copy
 import dataclasses
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
-import torch
-import torch.utils.data as torch_data
-
-from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.datasets.base import Collate, Predicate, Transform
 from loaderkit.datasets.streams.balanced import Balanced
 from loaderkit.datasets.streams.batch import Batches
 from loaderkit.datasets.streams.deal import Deal
-from loaderkit.datasets.streams.filter import FilteredLane
-from loaderkit.datasets.streams.lane import Lane, LaneReader, LaneSpec, Place, are_counts
+from loaderkit.datasets.streams.lane import Lane, LaneReader, LaneSpec, Place
+from loaderkit.datasets.streams.laned import LanedStream
 from loaderkit.datasets.streams.pack import Rows, TooLong, batches_cannot_be_packed
-from loaderkit.datasets.streams.samples import Step, transform_samples
+from loaderkit.datasets.streams.samples import Step
 from loaderkit.datasets.streams.shuffle import Windows
 from loaderkit.datasets.streams.take import Part
 from loaderkit.datasets.streams.verb import Verb
 from loaderkit.sampling.by_length.balance import Cost
 from loaderkit.sampling.fingerprint import fingerprint_of_reader
-from loaderkit.seeding.private import PrivateGenerators
 from loaderkit.system.checks import plain_integer
 from loaderkit.system.digests import digest, shortened
 from loaderkit.system.stack import stack
-from loaderkit.system.world import World
 
 Read = Callable[[str, int], Iterable[object]]
 
 
-class StreamDataset(torch_data.IterableDataset[Any]):
+class StreamDataset(LanedStream):
     """Samples of named shards whose lengths are unknown.
 
     Shards may be logs, pages of a service, or compressed files. Each epoch deals the shards to lanes. A lane is a part
@@ -119,12 +113,6 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         if shuffle and self.grows:
             raise _grows(read)
         self._start(() if transform is None else (Step(transform),))
-
-    def _start(self, steps: tuple[Step, ...]) -> None:
-        self._steps = steps
-        epoch: Any = torch.zeros((), dtype=torch.int64, device="cpu")
-        self._epoch = epoch.share_memory_()  # set_epoch then reaches persistent workers
-        self._world: World | None = None
 
     @property
     def shares(self) -> int:
@@ -289,24 +277,8 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         stream._start((*self._steps, step))  # with its own epoch
         return stream
 
-    def open(self, lane: int, place: Place, path: Sequence[int] = (), policy: BadSamples = RAISE) -> Lane:
-        """Return a lane that is read from a place on.
-
-        `path` has the number of the stream at each level of composed streams, down to this one.
-        """
-        filters = [number for number, step in enumerate(self._steps, 1) if step.is_filter]
-        cut = filters[-1] if filters else 0
-        reader = self._lane(LaneSpec(lane, place, path, self._steps[:cut] if cut else self._steps, policy))
-        return FilteredLane(reader, self._steps[cut:], policy) if cut else reader
-
     def _lane(self, spec: LaneSpec) -> Lane:
         return LaneReader(self.read, self.deal, spec)
-
-    def flaw(self, lane: int, place: Sequence[Any]) -> str | None:
-        """Return in words what a state's place should be instead; None if the lane can be at this place."""
-        if not are_counts(place):
-            return "a list of counts: cycle, shard, sample, used and position"
-        return self._flaw(lane, Place(*place))
 
     def _flaw(self, lane: int, place: Place) -> str | None:
         shards, most = len(range(lane, self.shares, self.lanes)), self.deal.window if self.shuffled else 1
@@ -326,35 +298,12 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         """Return a name for the order of the samples, with its version and all settings that it depends on."""
         return self.deal.name
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next `iter()` in a plain torch DataLoader; a Loader counts epochs itself."""
-        self._epoch.fill_(epoch)
-
-    def __iter__(self) -> Iterator[Any]:
-        return PrivateGenerators({"stream": self}).each(self._samples())
-
-    def _samples(self) -> Iterator[object]:
-        info = torch_data.get_worker_info()
-        worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        world = self._world or World.detect()
-        numbers = range(world.rank, self.lanes, world.size)[worker::workers]
-        start = Place(cycle=int(self._epoch))
-        lanes = [self.open(lane, start) for lane in numbers]
-        while lanes:
-            lanes = [lane for lane in lanes if lane.fill(1)]
-            for lane in lanes:
-                yield from transform_samples(lane.take(1))
-
     def __repr__(self) -> str:
         return "\n".join([*self._drawing(), *(f"  .{step}" for step in self._steps)])
 
     def _drawing(self) -> list[str]:
         shuffled = f", shuffled by {self.deal.window}" if self.shuffled else ""
         return [f"StreamDataset: {len(self.shards):,} shards in {self.lanes} lanes{shuffled}"]
-
-    def __getstate__(self) -> dict[str, object]:
-        # Only a forked worker has torch.distributed initialised.
-        return self.__dict__ | {"_world": self._world or World.detect()}
 
 
 class DerivedStream(StreamDataset):
