@@ -1,15 +1,15 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-nightly test-changed check bench docs format
+.PHONY: demo test test-slow test-nightly test-often test-changed check bench docs format
 
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
 
 # Torch's threads in each process that runs tests would wait for one another, a third of all CPU time.
 # Without compiled files, each new interpreter would compile the package, and each process all tests.
-test test-slow test-nightly test-changed: export OMP_NUM_THREADS = 1
-test test-slow test-nightly test-changed: export PYTHONDONTWRITEBYTECODE =
+test test-slow test-nightly test-often test-changed: export OMP_NUM_THREADS = 1
+test test-slow test-nightly test-often test-changed: export PYTHONDONTWRITEBYTECODE =
 
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=20
@@ -27,6 +27,16 @@ test-slow: .venv/test
 test-nightly: SEED ?= $(shell date +%s)
 test-nightly: check
 	$(call PARTS,--full --flips=1000 --fuzz-seconds=600 --fuzz-seed=$(SEED) --kills=10 --kill-chains=5)
+
+# Finds what fails one time in ten, and what one run takes from another: both tiers, RUNS times in a row, two at once.
+test-often: RUNS ?= 10
+test-often: .venv/test
+	@for run in $$(seq $(RUNS)); do \
+	  echo "run $$run of $(RUNS)"; \
+	  ($(call PARTS,$(TESTS))) & other=$$!; \
+	  ($(call PARTS,$(TESTS))) && failed=0 || failed=1; \
+	  wait $$other && [ $$failed = 0 ] || exit 1; \
+	done
 
 test-changed: .venv/test
 	@tests=$$($(BIN)/python tests/support/checks/changed.py $(BASE)) && \

@@ -13,6 +13,7 @@ from loaderkit.collate.rules import Jagged, Pad
 from loaderkit.collate.sequences import sequences_of, split
 from loaderkit.datasets.ragged import Ragged
 from loaderkit.seeding.draws import draws_nothing
+from loaderkit.system.checks import listed
 from loaderkit.system.containers import with_parts
 from loaderkit.system.stack import CollateError
 
@@ -112,8 +113,7 @@ class RaggedCollate(Generic[Batch]):
     _rules: Rules | Jagged = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.fields, str):
-            raise TypeError(f"RaggedCollate: fields is {self.fields!r}, wanted a list of fields: [{self.fields!r}].")
+        listed("RaggedCollate", "fields", self.fields)
         rule = Jagged(nested=self.nested)
         object.__setattr__(self, "_rules", rule if self.fields is None else dict.fromkeys(self.fields, rule))
 

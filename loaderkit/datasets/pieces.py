@@ -12,7 +12,7 @@ from loaderkit.sampling.by_length.pieces import piece_ends, piece_lengths
 from loaderkit.sampling.fingerprint import fingerprint
 from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.checks import check_integer
+from loaderkit.system.checks import check_integer, listed
 from loaderkit.system.containers import with_parts
 
 
@@ -36,7 +36,7 @@ class PieceDataset(DeclaresDraws):
 
     Raises:
         TypeError: If there are no lengths.
-        ValueError: If a number is out of range, or there are not as many lengths as documents. On reading: if a
+        ValueError: If a number is out of range, there are no fields, or there are not as many lengths as documents. On reading: if a
             document has another length than given, or has pictures (`"images"`) and would be cut, as the cut could go
             through a picture.
 
@@ -58,6 +58,11 @@ class PieceDataset(DeclaresDraws):
         fields: Sequence[object] = ("tokens",),
     ) -> None:
         check_integer("PieceDataset", "length", length, 1)
+        self.fields = tuple(listed("PieceDataset", "fields", fields))
+        if not self.fields:
+            raise ValueError(
+                "PieceDataset: fields is empty, wanted the fields with one value for each token: ['tokens']."
+            )
         if lengths is None:
             if not knows_lengths(dataset):
                 raise TypeError(
@@ -65,7 +70,7 @@ class PieceDataset(DeclaresDraws):
                     "document. loaderkit.measure_lengths(dataset) finds them."
                 )
             lengths = dataset.lengths()  # type: ignore[attr-defined]  # `knows_lengths` has asked
-        self.dataset, self.length, self.fields = dataset, int(length), tuple(fields)
+        self.dataset, self.length = dataset, int(length)
         self._lengths = as_lengths(lengths, "PieceDataset")
         if len(self._lengths) != len(dataset):
             raise ValueError(

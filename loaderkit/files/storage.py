@@ -12,6 +12,7 @@ from loaderkit.files.arriving import Arrival, ArrivingFile
 from loaderkit.files.listing import Stat, refuse_change
 from loaderkit.files.ranges import RangeFile
 from loaderkit.files.requests import Requests
+from loaderkit.system.checks import listed
 from loaderkit.system.retry import Retry
 from loaderkit.system.shared_counts import SharedCounts
 
@@ -90,7 +91,7 @@ class Storage:
         A file's version is the one in the listing, which saves a request; None if the listing has none. Paths in a
         folder that may be marks of other formats are appended to `marks`; see `find_marks`.
         """
-        return self._requests.find(url, suffixes, [] if marks is None else marks)
+        return self._requests.find(url, listed("Storage", "suffixes", suffixes), [] if marks is None else marks)
 
     def read(self, url: str, start: int, stop: int, size_bytes: int | None = None, *, apart: bool = False) -> bytes:
         """Return a file's bytes from `start` to before `stop`; with `size_bytes=None`, fewer if the file ends before.

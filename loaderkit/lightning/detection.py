@@ -23,6 +23,7 @@ from loaderkit.files.regular_file import read_regular
 from loaderkit.lightning.base import DataModule
 from loaderkit.lightning.check_data import StageData, factories, list_stage_data, sources_by_stage
 from loaderkit.loader.config import LoaderConfig
+from loaderkit.system.checks import listed
 from loaderkit.system.digests import digest
 from loaderkit.system.suggest import suggest_arguments
 
@@ -107,7 +108,7 @@ class DetectionDataModule(DataModule):
         if eval_loader is not None and eval_loader.collate_fn is None:
             self._eval_config = dataclasses.replace(eval_loader, collate_fn=collate)
         self._root = None if root is None else Path(root)
-        self._classes = None if classes is None else list(classes)
+        self._classes = listed("DetectionDataModule", "classes", classes)
         self._box_format, self._masks = box_format, masks
         self._max_pixels, self._decoder = max_pixels, decoder
         self._transforms = (train_transform, eval_transform)

@@ -26,6 +26,7 @@ from loaderkit.lightning.base import DataModule
 from loaderkit.lightning.check_data import STAGES, StageData, factories, list_stage_data, sources_by_stage
 from loaderkit.lightning.shards import index_shards
 from loaderkit.loader.config import LoaderConfig
+from loaderkit.system.checks import listed
 from loaderkit.system.containers import with_parts
 from loaderkit.system.suggest import suggest_arguments
 
@@ -128,7 +129,7 @@ class ImageDataModule(DataModule):
             sources = dict(_folders_of(Path(root)))
         self._stage_data = list_stage_data("ImageDataModule", sources)
         self._label, self._index_dir = label, index_dir
-        self._classes = None if classes is None else list(classes)
+        self._classes = listed("ImageDataModule", "classes", classes)
         self._transforms = {
             stage: _to_size(size, train_transform if stage == "train" else eval_transform) for stage in STAGES
         }

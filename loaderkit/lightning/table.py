@@ -17,6 +17,7 @@ from loaderkit.lightning.base import DataModule
 from loaderkit.lightning.check_data import StageData, factories, is_dict_of_tables, list_stage_data, sources_by_stage
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.loader import Loader
+from loaderkit.system.checks import listed
 from loaderkit.system.state import StateError
 from loaderkit.system.suggest import suggest_arguments
 
@@ -88,7 +89,8 @@ class TableDataModule(DataModule):
         stage_data = list_stage_data(type(self).__name__, sources, is_several=is_dict_of_tables)
         super().__init__(**factories(stage_data, _unread), loader=loader, eval_loader=eval_loader)
         self.columns, self._columns_given = columns or TableColumns(), columns is not None
-        self._missing_values, self._delimiter, self._storage = tuple(missing_values), delimiter, storage
+        self._missing_values = tuple(listed("TableDataModule", "missing_values", missing_values))
+        self._delimiter, self._storage = delimiter, storage
         self._statistics: TableStatistics | None = None
         self._encoded: dict[str, ArrayDataset] = {}
 

@@ -110,7 +110,7 @@ class Saved(NamedTuple):
 
 
 def pack_state(saved: Saved) -> dict[str, Any]:
-    """Return a sealed state of plain integers, strings and lists, under 1 KB."""
+    """Return a sealed state of plain integers, strings and lists, under 1 KB with up to 20 skipped ranges."""
     cursor, identity, step, bad, judged, skips, private = saved
     position = asdict(cursor) | {"plan": list(map(int, cursor.plan))}
     fields = {"cursor": position, "identity": asdict(identity), "step": int(step), "bad": bad, "judged": judged}

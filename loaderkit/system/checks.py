@@ -1,11 +1,13 @@
 """Checks of settings that many classes have."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
 from loaderkit.system.suggest import did_you_mean
+
+T = TypeVar("T")
 
 
 def plain_integer(value: object) -> Any:
@@ -24,3 +26,14 @@ def check_choice(owner: str, name: str, value: object, choices: Sequence[str], a
     if value not in choices:
         hint = did_you_mean(str(value), choices)
         raise ValueError(f"{owner}: {name} is {value!r}, wanted one of {', '.join(map(repr, choices))}{also}.{hint}")
+
+
+@overload
+def listed(owner: str, name: str, values: Iterable[T]) -> list[T]: ...
+@overload
+def listed(owner: str, name: str, values: Iterable[T] | None) -> list[T] | None: ...
+def listed(owner: str, name: str, values: Iterable[T] | None) -> list[T] | None:
+    """Return a setting's values as a list, and None as it is. Raise a ValueError for a string: its letters would be taken for the values."""
+    if isinstance(values, str | bytes):
+        raise ValueError(f"{owner}: {name} is {values!r}, wanted a list: [{values!r}].")
+    return None if values is None else list(values)

@@ -12,6 +12,7 @@ import numpy as np
 
 from loaderkit.datasets.arrow.parquet import ParquetDataset
 from loaderkit.datasets.shards.index import ShardIndex
+from loaderkit.system.checks import listed
 from loaderkit.system.digests import digest
 from loaderkit.system.types import Json
 from loaderkit.writing.format import Sample, Settings, WriteError, Written, check_fields, to_array, to_fields
@@ -51,6 +52,7 @@ class ParquetFormat:
     schema: Any = None
 
     def __post_init__(self) -> None:
+        listed("ParquetFormat", "fields", self.fields)
         if self.row_group_size < 1:
             raise ValueError(f"ParquetFormat: row_group_size is {self.row_group_size}, wanted at least 1.")
 

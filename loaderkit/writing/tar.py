@@ -15,6 +15,7 @@ from loaderkit.datasets.images.decode import encode_picture, is_picture
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.tar.dataset import TarDataset
 from loaderkit.datasets.tar.index import index_tar
+from loaderkit.system.checks import listed
 from loaderkit.system.types import Json
 from loaderkit.writing.format import Sample, Settings, WriteError, Written, check_fields, to_array, to_fields
 
@@ -52,6 +53,7 @@ class TarFormat:
     jpeg_quality: int = 95
 
     def __post_init__(self) -> None:
+        listed("TarFormat", "fields", self.fields)
         if not 1 <= self.jpeg_quality <= 100:
             raise ValueError(f"TarFormat: jpeg_quality is {self.jpeg_quality}, wanted 1 to 100.")
 

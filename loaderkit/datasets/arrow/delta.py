@@ -10,6 +10,7 @@ from loaderkit.datasets.arrow.parquet import ParquetDataset
 from loaderkit.datasets.base import Transform
 from loaderkit.datasets.errors import ShardError
 from loaderkit.files.storage import Storage
+from loaderkit.system.checks import listed
 
 _CHECKPOINT = "Or write the rows to a folder of their own and open that with lk.ParquetDataset."
 
@@ -66,7 +67,7 @@ class DeltaDataset(ParquetDataset):
         self.version, names, self._constants = _read_log(place, version, dict(storage_options or {}))
         super().__init__(
             sorted(self._constants),
-            names if columns is None else columns,
+            names if columns is None else listed("DeltaDataset", "columns", columns),
             transform=transform,
             ragged=ragged,
             index_dir=index_dir,

@@ -16,6 +16,7 @@ from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.seeding.sample_seeds import per_sample
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.arrow_values import to_samples
+from loaderkit.system.checks import listed
 from loaderkit.system.digests import digest
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class LanceDataset(DeclaresDraws):
         self._fragments = np.array([fragment.count_rows() for fragment in data.get_fragments()], dtype=np.int64)
         if not self._fragments.sum():
             raise ShardError(f"{self.uri}: version {self.version} of the Lance dataset has no rows, wanted some.")
-        self.columns = list(data.schema.names if columns is None else columns)
+        self.columns: list[str] = listed("LanceDataset", "columns", data.schema.names if columns is None else columns)
         if not set(self.columns) <= set(data.schema.names):
             raise ShardError(f"{self.uri}: has the columns {data.schema.names}, wanted {self.columns}.")
         fields = [data.schema.field(name) for name in self.columns]

@@ -20,6 +20,7 @@ from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.checks import check_integer, listed
 from loaderkit.system.digests import digest
 from loaderkit.system.per_thread import PerThread
 
@@ -90,12 +91,9 @@ class ParquetDataset(ShardedDataset[GroupedTable]):
         split: str | None = None,
         decryption: Decryption | None = None,
     ) -> None:
-        if cached_groups < 1 or isinstance(columns, str):
-            raise ValueError(
-                f"ParquetDataset: cached_groups is {cached_groups}, columns {columns!r}; wanted at least 1, and a list."
-            )
+        check_integer("ParquetDataset", "cached_groups", cached_groups, 1)
         self._decryption = decryption
-        self._given = None if columns is None else list(columns)
+        self._given = listed("ParquetDataset", "columns", columns)
         super().__init__(
             urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage, split=split
         )

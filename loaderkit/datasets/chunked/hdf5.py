@@ -26,7 +26,7 @@ from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls, is_remote
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.checks import check_choice
+from loaderkit.system.checks import check_choice, listed
 from loaderkit.system.digests import digest
 from loaderkit.system.per_thread import PerThread
 
@@ -87,7 +87,7 @@ class Hdf5Dataset(ShardedDataset[OpenArrays]):
         storage: Storage | None = None,
     ) -> None:
         check_choice("Hdf5Dataset", "missing", missing, ("error", "fill"))
-        self._names = None if columns is None else list(columns)
+        self._names = listed("Hdf5Dataset", "columns", columns)
         self._missing = missing
         self._layouts: dict[str, list[Column]] = {}
         super().__init__(urls, transform=transform, max_open=max_open, storage=storage)

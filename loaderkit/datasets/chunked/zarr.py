@@ -27,7 +27,7 @@ from loaderkit.datasets.places import Place
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.seeding.sample_seeds import per_sample
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.checks import check_choice
+from loaderkit.system.checks import check_choice, listed
 from loaderkit.system.digests import digest
 
 
@@ -80,7 +80,7 @@ class ZarrDataset(DeclaresDraws):
         storage_options: Mapping[str, object] | None = None,
     ) -> None:
         check_choice("ZarrDataset", "missing", missing, ("warn", "error", "fill"))
-        names = None if columns is None else list(columns)
+        names = listed("ZarrDataset", "columns", columns)
         self.store = os.fspath(store) if isinstance(store, os.PathLike) else store
         self.transform = transform
         self._where = f"{self.store}/{path}" if path else str(self.store)

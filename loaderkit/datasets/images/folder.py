@@ -17,6 +17,7 @@ from loaderkit.files.foreign_formats import describe
 from loaderkit.files.regular_file import read_regular
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.checks import listed
 from loaderkit.system.digests import digest
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class ImageFolder(DeclaresDraws):
     Args:
         root: Folder with one folder for each class.
         transform: Called with each picture; its result replaces the picture.
-        extensions: Extensions of pictures, in lower case, with the dot.
+        extensions: Extensions of pictures, with the dot. Upper and lower case are the same.
         allow_empty: Whether a class may have no pictures.
         max_pixels: Most pixels (width times height) of a picture; None for no limit. A larger picture raises an error,
             so that no damaged or hostile header exhausts memory.
@@ -96,7 +97,8 @@ class ImageFolder(DeclaresDraws):
             self._refuse_foreign()
             raise FileNotFoundError(f"ImageFolder: no folders in {self.root}, wanted one for each class.")
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
-        files = [[os.fsencode(path) for path in _pictures(self.root, name, tuple(extensions))] for name in self.classes]
+        endings = tuple(ending.lower() for ending in listed("ImageFolder", "extensions", extensions))
+        files = [[os.fsencode(path) for path in _pictures(self.root, name, endings)] for name in self.classes]
         empty = [name for name, found in zip(self.classes, files, strict=True) if not found]
         if len(empty) == len(files):
             self._refuse_foreign()

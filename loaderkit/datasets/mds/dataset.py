@@ -16,6 +16,7 @@ from loaderkit.datasets.unpacking import CODECS
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.checks import listed
 
 _PLAIN = ".mds"
 
@@ -86,7 +87,7 @@ class MDSDataset(ListedDataset):
         max_open: int = 256,
         storage: Storage | None = None,
     ) -> None:
-        self.columns = None if columns is None else tuple(columns)
+        self.columns = None if columns is None else tuple(listed("MDSDataset", "columns", columns))
         self._layouts: dict[Columns, _Layout] = {}
         super().__init__(urls, split=split, decode=decode, transform=transform, max_open=max_open, storage=storage)
 

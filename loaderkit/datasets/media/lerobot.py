@@ -21,6 +21,7 @@ from loaderkit.files.urls import read_in
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.seeding.sample_seeds import per_sample
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.checks import listed
 from loaderkit.system.digests import digest
 from loaderkit.system.types import Array
 
@@ -240,7 +241,7 @@ class LeRobotDataset(DeclaresDraws):
         return pictures
 
     def _choose_columns(self, columns: Sequence[str] | None) -> list[str]:
-        chosen = list(self._features if columns is None else columns)
+        chosen = listed("LeRobotDataset", "columns", self._features if columns is None else columns)
         if not set(chosen) <= set(self._features):
             raise ValueError(f"LeRobotDataset: columns are {chosen}, wanted some of {sorted(self._features)}.")
         return chosen

@@ -17,6 +17,7 @@ from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls
 from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.checks import listed
 
 _BLOCK = 1 << 24
 _PARSERS = (int, float, complex, bool, str)  # known to draw no random numbers
@@ -70,16 +71,14 @@ class CsvDataset(SpannedDataset):
         max_open: int = 256,
         storage: Storage | None = None,
     ) -> None:
-        if len(delimiter) != 1 or not delimiter.isascii() or isinstance(columns, str):
-            raise ValueError(
-                f"CsvDataset: delimiter is {delimiter!r}, columns {columns!r}; wanted one ASCII character, and a list of names."
-            )
+        if len(delimiter) != 1 or not delimiter.isascii():
+            raise ValueError(f"CsvDataset: delimiter is {delimiter!r}, wanted one ASCII character.")
         self._delimiter = delimiter
-        self._header = None if header is None else list(header)
+        self._header, given = listed("CsvDataset", "header", header), listed("CsvDataset", "columns", columns)
         # The offsets depend on these settings, so they are part of the index's name.
         self.kind = f"csv-1{'' if delimiter == ',' else f' {delimiter!r}'}{'' if header is None else ' without header'}"
         super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage)
-        self.columns = self._names(self.shards[0], self.files.open_head) if columns is None else list(columns)
+        self.columns = self._names(self.shards[0], self.files.open_head) if given is None else given
         self.types = dict(types or {})
         if unknown := sorted(set(self.types) - set(self.columns)):
             raise ValueError(f"CsvDataset: types are given for {unknown}, the columns are {self.columns}.")

@@ -18,6 +18,7 @@ from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.checks import listed
 
 _LENGTH = 8  # bytes of the header's length
 _MOST = 100_000_000  # bytes of a header, the format's limit
@@ -120,9 +121,7 @@ class SafetensorsDataset(ShardedDataset):
         max_open: int = 256,
         storage: Storage | None = None,
     ) -> None:
-        if isinstance(columns, str):
-            raise ValueError(f"SafetensorsDataset: columns is {columns!r}, wanted a list.")
-        self._given = None if columns is None else list(columns)
+        self._given = listed("SafetensorsDataset", "columns", columns)
         self._layout: dict[str, tuple[torch.dtype, tuple[int, ...]]] | None = None
         super().__init__(urls, transform=transform, max_open=max_open, storage=storage)
 

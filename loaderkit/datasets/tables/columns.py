@@ -21,6 +21,7 @@ from loaderkit.datasets.tables.values import (
     refuse_unknown,
 )
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.checks import listed
 from loaderkit.system.state import Rule, open_state, seal
 from loaderkit.system.suggest import did_you_mean
 from loaderkit.system.types import Array
@@ -98,9 +99,9 @@ class TableColumns:
     max_categories: int = 10_000
 
     def __post_init__(self) -> None:
+        for name in ("numeric", "categorical", "ignore"):
+            listed("TableColumns", name, getattr(self, name))
         named = [*self.numeric, *self.categorical, *self.ignore, *([] if self.target is None else [self.target])]
-        if any(isinstance(names, str) for names in (self.numeric, self.categorical, self.ignore)):
-            raise ValueError("TableColumns: numeric, categorical and ignore are lists of names, found a string.")
         if twice := sorted({name for name in named if named.count(name) > 1}):
             raise ValueError(f"TableColumns: {twice} are named more than once, wanted each column in one role.")
         for name, kinds in (("task", Task), ("missing", Missing), ("unknown", Unknown)):

@@ -20,6 +20,7 @@ from loaderkit.datasets.tar.index import TarTable
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls, is_remote, shard_name
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.checks import listed
 
 _CUTS = "cuts"
 _LINES = (".jsonl", ".jsonl.gz")
@@ -150,7 +151,8 @@ class SharDataset(_Lines):
             raise FileNotFoundError(
                 f"no cuts in {folder!r}, wanted files such as cuts.000000.jsonl.gz, as lhotse writes them."
             )
-        names = [name for name in places if name != _CUTS] if fields is None else list(fields)
+        given = listed("SharDataset", "fields", fields)
+        names = [name for name in places if name != _CUTS] if given is None else given
         if absent := [name for name in names if name not in places]:
             raise ShardError(f"{folder}: has no field {absent[0]!r}, wanted some of {sorted({*places} - {_CUTS})}.")
         settings: dict[str, Any] = {"index_dir": index_dir, "max_open": max_open, "storage": storage}

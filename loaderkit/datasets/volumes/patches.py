@@ -19,7 +19,7 @@ from loaderkit.seeding.draws import DeclaresDraws, Draws, SampleRngSeeds, draws
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.sample_seeds import SampleSeeds, seeds_apart
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.checks import check_integer
+from loaderkit.system.checks import check_integer, listed
 from loaderkit.system.digests import digest
 from loaderkit.system.indices import as_indices
 from loaderkit.system.per_thread import PerThread
@@ -114,7 +114,8 @@ class PatchDataset(DeclaresDraws):
         for name, number in (("block", block), ("lanes", lanes)):
             check_integer("PatchDataset", name, number, 1)
         _check_together(size, patches, overlap, sampler, shapes, locations)
-        self.sampler, self.fields, self.transform = sampler, fields, transform
+        self.sampler, self.transform = sampler, transform
+        self.fields = listed("PatchDataset", "fields", fields)
         self.seed, self.block, self.lanes = seed, int(block), int(lanes)
         self.size: Shape = () if size is None else _sizes("size", size, 3, 1)
         self._grids: list[list[list[int]]] | None = None  # where a grid's patches begin, by volume and axis

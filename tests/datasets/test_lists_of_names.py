@@ -1,0 +1,47 @@
+"""A string where a list of names is wanted is refused: its letters would be taken for the names."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import loaderkit as lk
+
+VOLUME = {"a": torch.zeros(1, 4, 4), "b": torch.zeros(1, 4, 4)}
+SETTINGS: dict[str, Callable[[], object]] = {
+    "CsvDataset: columns": lambda: lk.CsvDataset("a.csv", columns="ab"),
+    "CsvDataset: header": lambda: lk.CsvDataset("a.csv", header="ab"),
+    "MDSDataset: columns": lambda: lk.MDSDataset("a", columns="ab"),
+    "PatchDataset: fields": lambda: lk.PatchDataset([VOLUME], size=(2, 2), fields="ab"),
+    "PieceDataset: fields": lambda: lk.PieceDataset([VOLUME], 2, lengths=[3], fields="ab"),
+    "RaggedCollate: fields": lambda: lk.RaggedCollate(fields="ab"),
+    "SafetensorsDataset: columns": lambda: lk.SafetensorsDataset("a.safetensors", columns="ab"),
+    "Storage: suffixes": lambda: lk.Storage().find(".", "ab"),
+    "TableColumns: numeric": lambda: lk.TableColumns(numeric="ab"),
+    "TableColumns: ignore": lambda: lk.TableColumns(ignore="ab"),
+    "TarFormat: fields": lambda: lk.TarFormat(fields="ab"),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_letters_are_not_taken_for_names(setting: str) -> None:
+    with pytest.raises(ValueError, match=rf"{setting} is 'ab', wanted a list: \['ab'\]"):
+        SETTINGS[setting]()
+
+
+def test_no_fields_would_repeat_whole_documents() -> None:
+    with pytest.raises(ValueError, match=r"fields is empty, wanted the fields .*: \['tokens'\]"):
+        lk.PieceDataset([{"tokens": [1, 2, 3]}], 2, lengths=[3], fields=[])
+
+
+def test_extensions_choose_whole_endings_in_any_case(tmp_path: Path) -> None:
+    for name in ("a.jpg", "b.JPG", "c.png"):
+        (tmp_path / "cat").mkdir(exist_ok=True)
+        Image.new("RGB", (2, 2)).save(tmp_path / "cat" / name)
+    (tmp_path / "cat" / "log").write_text("no picture")
+    with pytest.raises(ValueError, match=r"ImageFolder: extensions is '.jpg', wanted a list: \['.jpg'\]"):
+        lk.ImageFolder(str(tmp_path), extensions=".jpg")
+    assert len(lk.ImageFolder(str(tmp_path), extensions=[".jpg"])) == 2
+    assert len(lk.ImageFolder(str(tmp_path), extensions=[".JPG", ".PNG"])) == 3
