@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from command_line import COMMAND, ENVIRONMENT, loaderkit
+from forked import lives
 from servers import SlowStore, run_store
 from shards_written import folder_index, side
 from tasks import failing
@@ -310,7 +311,7 @@ def test_a_killed_run_leaves_nothing_half_and_a_rerun_finishes(shards: Path, kil
     assert process.returncode == (130 if kill == signal.SIGINT else -kill)
     assert b"Traceback" not in errors
     psutil.wait_procs(workers, timeout=60)
-    assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
+    assert not [worker for worker in workers if lives(worker.pid)]
 
     before = indexes(shards)
     assert 0 < len(before) < 5

@@ -12,10 +12,10 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 import torch.utils.data as torch_data
+from forked import lives
 
 import loaderkit as lk
 
@@ -80,7 +80,7 @@ def trainer_of(function: Any, *arguments: Any) -> Iterator[tuple[Any, Any]]:
 
 def await_end(pids: set[int]) -> None:
     deadline = time.monotonic() + 30
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+    while any(map(lives, pids)):
         assert time.monotonic() < deadline, "workers outlive their trainer"
         time.sleep(0.02)
 

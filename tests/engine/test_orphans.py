@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from forked import lives
 
 SCRIPT = """
 import os, sys, time
@@ -76,7 +77,7 @@ def test_workers_end_with_their_trainer(
         trainer.wait(60)
     deadline = time.monotonic() + 30  # torch's own watch looks every 5 s
     try:
-        while any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers):
+        while any(map(lives, pids)):
             assert time.monotonic() < deadline, "workers outlive their trainer"
             time.sleep(0.1)
     finally:

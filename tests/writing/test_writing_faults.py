@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from forked import lives
 from shards_written import NeverScans, contents, hidden, manifest, side
 
 import loaderkit as lk
@@ -213,7 +214,7 @@ def test_an_interrupt_ends_it_at_once_and_leaves_nothing(
         os.kill(process.pid, signal.SIGINT)
         process.join(60)
         assert process.exitcode == 130
-        assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
+        assert not [worker for worker in workers if lives(worker.pid)]
     assert hidden(tmp_path) == [".shards"]
     assert 0 < check_and_rerun(tmp_path, "tar", whole["tar"], jobs) < 4
 

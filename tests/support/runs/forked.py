@@ -1,8 +1,10 @@
-"""Run a function in a forked process."""
+"""Run a function in a forked process, and see whether a process lives."""
 
 import os
 import signal
 from collections.abc import Callable
+
+import psutil
 
 
 def in_fork(function: Callable[[], bool]) -> bool:
@@ -16,3 +18,11 @@ def in_fork(function: Callable[[], bool]) -> bool:
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def lives(pid: int) -> bool:
+    """Return whether a process runs. A zombie does not, nor one that ends while it is looked at."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
