@@ -167,8 +167,7 @@ def test_a_kill_at_any_time_leaves_no_process_and_a_rerun_finishes(
             os.kill(process.pid, signal.SIGKILL)
             process.join(60)
         seen.append(check_and_rerun(folder, form, whole[form], jobs))
-        _, alive = psutil.wait_procs(workers, timeout=10)
-        assert not alive
+        wait_for(lambda workers=workers: not any(lives(worker.pid) for worker in workers))  # type: ignore[misc]
     assert any(0 < found < 4 for found in seen)
 
 
