@@ -14,9 +14,11 @@ from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.pulls import check_by_index
 from loaderkit.loader.stages import Stages
 from loaderkit.sampling.cursor import Cursor
-from loaderkit.sampling.order import Order
+from loaderkit.sampling.mixture import Mixture
+from loaderkit.sampling.order import Order, Sequential, Shuffled
 from loaderkit.sampling.plan import Plan, other_lengths
 from loaderkit.sampling.samplers import Weighted
+from loaderkit.sampling.shard_order import ShardOrder
 from loaderkit.seeding.private import Found, PrivatePolicy
 from loaderkit.system.overrides import defines, is_map_style, own_attribute
 from loaderkit.system.state import EPOCH, StateError
@@ -238,9 +240,16 @@ def check_order(order: Order, size: int) -> None:
         raise ValueError(
             f"loader: the order has indices up to {order.reach - 1:,}, the dataset {size:,} samples. Make the order for this dataset."
         )
-    if isinstance(order, Weighted) and order.reach < size:
+    if order.reach == size:
+        return
+    if isinstance(order, Weighted):
         raise ValueError(
             f"loader: Weighted has {order.reach:,} weights, the dataset {size:,} samples. Give each sample a weight; 0 leaves it out."
+        )
+    if isinstance(order, Sequential | Shuffled | ShardOrder | Mixture):
+        raise ValueError(
+            f"loader: {type(order).__name__} is of {order.reach:,} samples, the dataset has {size:,}: the others would never come. Make "
+            f"the order for this dataset. If they are to be left out, say so: order=lk.Subset(range({order.reach}))."
         )
 
 

@@ -125,6 +125,20 @@ def test_an_order_for_another_dataset_is_refused() -> None:
         Loader(list(range(10)), order=Weighted([1] * 9))
 
 
+@pytest.mark.parametrize(
+    "order",
+    [Sequential(9), Shuffled(9), ShardOrder([4, 5]), Mixture([4, 5], [1, 1])],
+    ids=lambda order: type(order).__name__,
+)
+def test_an_order_of_fewer_samples_would_lose_the_others(order: Order) -> None:
+    with pytest.raises(
+        ValueError, match=rf"{type(order).__name__} is of 9 samples, the dataset has 10: .*Subset\(range\(9\)\)"
+    ):
+        Loader(list(range(10)), order=order)
+    found = [int(batch[0]) for batch in Loader(list(range(10)), order=Subset(range(9)))]
+    assert found == list(range(9))
+
+
 class Reversed(Order):
     """A user's own order."""
 
