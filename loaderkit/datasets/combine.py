@@ -25,6 +25,7 @@ from loaderkit.sampling.order import Order
 from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
 from loaderkit.seeding.sample_seeds import part_of_batch, per_sample
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.checks import check_ordered
 from loaderkit.system.digests import digest
 from loaderkit.system.indices import as_indices
 from loaderkit.system.overrides import own_attribute
@@ -47,6 +48,7 @@ class ConcatDataset(DeclaresDraws, Generic[Sample]):
     """
 
     def __init__(self, datasets: Sequence[MapStyle[Sample]]) -> None:
+        check_ordered("ConcatDataset", "datasets", datasets)
         self.datasets: list[MapStyle[Sample]] = [
             as_typed_dataset(dataset, f"ConcatDataset: part {number}") for number, dataset in enumerate(datasets)
         ]
@@ -116,6 +118,7 @@ class ZipDataset(DeclaresDraws):
     """
 
     def __init__(self, datasets: Sequence[MapStyle] | dict[str, MapStyle]) -> None:
+        check_ordered("ZipDataset", "datasets", datasets)
         self._names = list(datasets) if isinstance(datasets, dict) else None
         named = datasets.items() if isinstance(datasets, dict) else enumerate(datasets)
         self.datasets: list[MapStyle] = [

@@ -17,6 +17,7 @@ from loaderkit.files.foreign_formats import describe, find_marks
 from loaderkit.files.listing import Stat, has_suffix, is_hidden
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import INDEX_SUFFIX, Urls, is_remote, read_in, relative_to
+from loaderkit.system.checks import check_ordered
 
 
 def expand(
@@ -51,6 +52,7 @@ def find_shards(
         ShardError: If a folder is of a format that must not be read file by file, or of one that loaderkit does not read.
         ValueError: If there are no URLs, or a shard is listed twice.
     """
+    check_ordered("dataset", "urls", urls)
     given = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
     if not given:
         raise ValueError("no urls given, wanted a path, folder, glob or URL, or a list of them.")

@@ -34,7 +34,7 @@ from loaderkit.sampling.order import Order, Sequential, Shuffled
 from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, draws
 from loaderkit.seeding.sample_seeds import seeds_apart
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.checks import check_integer, plain_integer
+from loaderkit.system.checks import check_integer, check_ordered, plain_integer
 from loaderkit.system.digests import digest
 from loaderkit.system.names import function_name
 from loaderkit.system.overrides import own_attribute
@@ -254,6 +254,7 @@ class Pipeline(DeclaresDraws):
             >>> "".join(lk.Pipeline.mix(["wwwwww", "bb"], [3, 1], window=4))
             'wwbwwwbw'
         """
+        check_ordered("mix", "sources", sources)
         order = Mixture([Sequential(len(source)) for source in sources], weights, size=size, window=window)
         mixed = cls(SubsetDataset(ConcatDataset(sources), order))
         named = ", ".join(f"{type(source).__name__}: {len(source):,}" for source in sources)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.sources import Sources, shuffled_source, split_window, spread
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.checks import check_integer, plain_integer
+from loaderkit.system.checks import check_integer, check_ordered, plain_integer
 from loaderkit.system.digests import shortened
 
 _SHOWN = 4  # sources in a repr
@@ -49,6 +49,7 @@ class Mixture(Order):
         size: int | None = None,
         window: int = 1000,
     ) -> None:
+        check_ordered("Mixture", "sources", sources)
         self._orders = [shuffled_source(source, seed + row) for row, source in enumerate(sources)]
         self._sizes = [order.size(0) for order in self._orders]
         self._sources = Sources(self._orders, self._sizes)

@@ -14,7 +14,7 @@ from loaderkit.sampling.order import Order, cached
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.sample_seeds import SampleSeeds
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.checks import check_integer, plain_integer
+from loaderkit.system.checks import check_integer, check_ordered, plain_integer
 from loaderkit.system.digests import digest
 from loaderkit.system.types import Array
 
@@ -312,9 +312,11 @@ def as_order(order: object, *, seed: int, size: int = 0) -> Order:
 
     Raises:
         TypeError: If it is neither.
+        ValueError: If it is a set.
     """
     if isinstance(order, Order):
         return order
+    check_ordered("loader", "order", order)
     if hasattr(order, "__iter__") and not isinstance(order, str | bytes):
         return SamplerOrder(order, seed=seed, most=max(_MOST, 4 * size))
     raise TypeError(f"loader: order is {type(order).__name__}, wanted a loaderkit order or a sampler (an iterable).")

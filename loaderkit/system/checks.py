@@ -28,12 +28,26 @@ def check_choice(owner: str, name: str, value: object, choices: Sequence[str], a
         raise ValueError(f"{owner}: {name} is {value!r}, wanted one of {', '.join(map(repr, choices))}{also}.{hint}")
 
 
+def check_ordered(owner: str, name: str, values: object) -> None:
+    """Raise a ValueError for a set: its order differs from process to process, so ranks would read different data."""
+    if isinstance(values, set | frozenset):
+        raise ValueError(
+            f"{owner}: {name} is a {type(values).__name__}, whose order differs from process to process; wanted a list. Of names: "
+            f"sorted({name})."
+        )
+
+
 @overload
 def listed(owner: str, name: str, values: Iterable[T]) -> list[T]: ...
 @overload
 def listed(owner: str, name: str, values: Iterable[T] | None) -> list[T] | None: ...
 def listed(owner: str, name: str, values: Iterable[T] | None) -> list[T] | None:
-    """Return a setting's values as a list, and None as it is. Raise a ValueError for a string: its letters would be taken for the values."""
+    """Return a setting's values as a list, and None as it is.
+
+    Raises:
+        ValueError: For a string, whose letters would be taken for the values, and for a set (see `check_ordered`).
+    """
     if isinstance(values, str | bytes):
         raise ValueError(f"{owner}: {name} is {values!r}, wanted a list: [{values!r}].")
+    check_ordered(owner, name, values)
     return None if values is None else list(values)

@@ -1,4 +1,4 @@
-"""A string where a list of names is wanted is refused: its letters would be taken for the names."""
+"""What is no list where a list is wanted is refused: a string's letters would be taken for the names, and a set has no order."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +29,29 @@ SETTINGS: dict[str, Callable[[], object]] = {
 def test_letters_are_not_taken_for_names(setting: str) -> None:
     with pytest.raises(ValueError, match=rf"{setting} is 'ab', wanted a list: \['ab'\]"):
         SETTINGS[setting]()
+
+
+NAMES = {"a", "b"}
+SETS: dict[str, Callable[[], object]] = {
+    "stream: shards": lambda: lk.StreamDataset(NAMES, lambda shard, start: []),
+    "dataset: urls": lambda: lk.CsvDataset(NAMES),  # type: ignore[arg-type]
+    "MDSDataset: urls": lambda: lk.MDSDataset(NAMES),  # type: ignore[arg-type]
+    "MDSDataset: columns": lambda: lk.MDSDataset("a", columns=NAMES),  # type: ignore[arg-type]
+    "ConcatDataset: datasets": lambda: lk.ConcatDataset(NAMES),  # type: ignore[arg-type]
+    "ZipDataset: datasets": lambda: lk.ZipDataset(NAMES),  # type: ignore[arg-type]
+    "mix: sources": lambda: lk.Pipeline.mix(NAMES, [1, 1]),  # type: ignore[arg-type]
+    "Mixture: sources": lambda: lk.Mixture(NAMES, [1, 1]),  # type: ignore[arg-type]
+    "loader: order": lambda: lk.Loader(list(range(3)), order={1, 2}),
+}
+
+
+@pytest.mark.parametrize("setting", SETS)
+def test_a_set_would_have_another_order_in_each_process(setting: str) -> None:
+    """Strings have other hashes in each process, so ranks would read different data."""
+    with pytest.raises(
+        ValueError, match=rf"{setting} is a set, whose order differs from process to process; wanted a list"
+    ):
+        SETS[setting]()
 
 
 def test_no_fields_would_repeat_whole_documents() -> None:

@@ -19,6 +19,7 @@ from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls, is_remote, relative_to
 from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.arrays import Int64Array, native
+from loaderkit.system.checks import check_ordered
 
 INDEX = "index.json"
 Bounds = npt.NDArray[np.uint32]  # (N + 1,) bytes where the samples of a shard begin, and the last ends
@@ -98,6 +99,7 @@ class ListedDataset(ShardedDataset):
 
     def _folders(self, urls: Urls) -> list[str]:
         """Return the folders that URLs name; raise a ValueError if one comes twice, a ShardError for a single shard."""
+        check_ordered(type(self).__name__, "urls", urls)
         found: list[str] = []
         for url in [urls] if isinstance(urls, str | os.PathLike) else urls:
             folder = os.fspath(url).removeprefix("file://").removesuffix(f"/{INDEX}").rstrip("/") or "/"

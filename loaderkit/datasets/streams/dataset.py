@@ -21,7 +21,7 @@ from loaderkit.datasets.streams.take import Part
 from loaderkit.datasets.streams.verb import Verb
 from loaderkit.sampling.by_length.balance import Cost
 from loaderkit.sampling.fingerprint import fingerprint_of_reader
-from loaderkit.system.checks import plain_integer
+from loaderkit.system.checks import check_ordered, plain_integer
 from loaderkit.system.digests import digest, shortened
 from loaderkit.system.stack import stack
 
@@ -97,6 +97,7 @@ class StreamDataset(LanedStream):
                 f"stream: shards is of type {type(shards).__name__}, read of type {type(read).__name__}; wanted a list of names, "
                 "and a function read(shard, start)."
             )
+        check_ordered("stream", "shards", shards)
         _check_read(read)
         lanes, window, seed, share, block = map(plain_integer, (lanes, window, seed, share, block))
         names = [str(shard) for shard in shards]
