@@ -1,5 +1,6 @@
 """The position in data with an index: a cursor on a plan, whose batches workers make."""
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -56,9 +57,9 @@ class IndexedPosition(Position[Point]):
     # Passes
 
     def begin(self) -> Iterator[Any]:
-        self.check_ranks()
         self._look_at_size(self.upcoming())
         cursor = self.cursor_at(self.upcoming())
+        self.check_ranks(functools.partial(self.plan.told, cursor))
         self._stand_at(cursor)
         self.begun = True
         for remark in self.plan.remarks(cursor):

@@ -131,6 +131,17 @@ class IndexedPlan:
         dataset, order = plan.identity(cursor, self._dataset, self.size)
         return Identity(dataset=dataset, order=order, seed=self._config.seed, block=block_of(plan))
 
+    def told(self, cursor: Cursor) -> dict[str, str]:
+        """Return what all ranks must have in common to share the data from a cursor on."""
+        identity = self.identity(cursor)
+        position = f"epoch {cursor.epoch}, sample {cursor.samples:,}"
+        return {
+            "data": identity.dataset,
+            "order": identity.order,
+            "position": position,
+            "samples of a step": str(self.whole.step),
+        }
+
     def judged(self, point: Point, bad: BadSampleCount) -> tuple[Cursor, float]:
         """Return a point as a cursor, and the number of samples that the count of bad samples is divided by for a rate.
 

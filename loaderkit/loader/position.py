@@ -3,7 +3,7 @@
 import functools
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol
 
 from typing_extensions import TypeVar
@@ -12,6 +12,7 @@ from loaderkit.datasets.bad_samples import BadSampleCount, Reported
 from loaderkit.engine.description import Description
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.downloads import DownloadMeter, Downloads
+from loaderkit.loader.same_on_ranks import differing
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.sampling.skips import Skips
@@ -142,6 +143,7 @@ class Position(ABC, Generic[P]):
         self.bad = BadSampleCount(config.bad_samples)
         self.meter = DownloadMeter(dataset)
         self._said: set[str] = set()
+        self._compared = False  # with what other ranks read, since the last state was loaded
         self._yielded_at: tuple[int, P | None] = (-1, None)  # the turn, and the point
 
     # Passes
@@ -247,6 +249,7 @@ class Position(ABC, Generic[P]):
         """Go to the position that a state names; the next pass logs where that is."""
         self.load(state)
         self.resumed = True
+        self._compared = False
 
     @abstractmethod
     def load(self, state: Mapping[str, Any]) -> None:
@@ -294,8 +297,16 @@ class Position(ABC, Generic[P]):
         if (point := self.yielded()) is not None:  # the original took batches beyond it
             self.go_to(point)
 
-    def check_ranks(self) -> None:
-        """Warn if ranks that may have to read the same data read different data."""
+    def check_ranks(self, tell: Callable[[], Mapping[str, str]]) -> None:
+        """Warn if ranks that may have to read the same data read different data, or if those that share data do not agree on it.
+
+        `tell` returns what this rank reads, by name.
+        """
+        if not self._compared:
+            self._compared, config = True, self.config
+            kind = f"{type(self.dataset).__name__}, {config.batch_size}, {config.shuffle}"
+            if (remark := differing(kind, self.crew.world, tell)) is not None:
+                self.say(remark)
         if self.config.world is None and (shared := sharing_dimensions()):
             named = ", ".join(f"{name!r} ({size} ranks)" for name, size in shared.items())
             self.say(

@@ -180,5 +180,16 @@ def sharing_dimensions() -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size > 1 and _shares(name)}
 
 
+def default_store() -> Any:
+    """Return the store of torch's process group, through which its ranks can exchange values; None if there is none."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    try:
+        return distributed.distributed_c10d._get_default_store()
+    except ValueError:  # MPI has none
+        return None
+
+
 def _shares(dimension: str) -> bool:
     return not _SHARING.isdisjoint(re.findall("[a-z]+", dimension.lower()))

@@ -73,6 +73,9 @@ class WorkerLanes:
             "epochs": "of steps" if self._config.steps else "of the stream",
         }
 
+    def told(self) -> dict[str, str]:
+        return {}  # the dataset splits itself over ranks, so each may have another one
+
     def place(self, cycle: int = 0, samples: int = 0, state: str | None = None) -> WorkerPlace:
         """Return a place. At the start it has the dataset's first state: another loader may have moved the dataset."""
         return WorkerPlace(cycle, samples, self._first if state is None and not samples else state)

@@ -60,6 +60,9 @@ class Lanes(Protocol):
     def identity(self) -> dict[str, str | int]:
         """Return everything that a place depends on: a state is valid only for the same values."""
 
+    def told(self) -> dict[str, str]:
+        """Return what all ranks must have in common to share the data."""
+
     def flaw(self, lane: int, place: Sequence[object]) -> str | None:
         """Return what a place in a state should be, or None if it is valid. It may have any number of values."""
 

@@ -69,7 +69,7 @@ class StreamPosition(Position[RankCursor]):
             if self._told_length and self._batches == self._lanes.batches():
                 self._say_length("and there are more")
             self._go_to_next_epoch()
-        self.check_ranks()
+        self.check_ranks(self._lanes.told)
         self.begun = True
         self._started += 1
         self.turn += 1

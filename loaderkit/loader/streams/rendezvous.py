@@ -8,10 +8,8 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
-
 from loaderkit.loader.streams.state import RankCursor
-from loaderkit.system.world import World
+from loaderkit.system.world import World, default_store
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.0002, 0.05
 
@@ -165,9 +163,7 @@ class Rendezvous:
 
     def _store(self) -> object:
         """Return the store, or None if there is none."""
-        if self._given is None and torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.distributed_c10d._get_default_store()
-        return self._given
+        return default_store() if self._given is None else self._given
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {

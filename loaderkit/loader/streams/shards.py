@@ -49,6 +49,11 @@ class ShardLanes:
             "epochs": "of steps" if self._config.steps else "of the stream",
         }
 
+    def told(self) -> dict[str, str]:
+        stream = self._stream
+        shuffled = f", seed={stream.seed}" if stream.shuffled else ""
+        return {"shards": stream.fingerprint(), "order": stream.order() + shuffled}
+
     def flaw(self, lane: int, place: Sequence[object]) -> str | None:
         return self._stream.flaw(lane, place)
 
