@@ -449,7 +449,7 @@ def test_a_rule_out_of_range_is_refused() -> None:
         lk.PadCollate(lk.Pad(dims=(0, 1)))([torch.ones(1)])
     with pytest.raises(TypeError, match=r"a rule is .*wanted Pad.*MultimodalCollate"):
         lk.PadCollate({"x": list})
-    with pytest.raises(TypeError, match=r"wanted a list of fields: \['x'\]"):
+    with pytest.raises(ValueError, match=r"wanted a list: \['x'\]"):
         lk.RaggedCollate("x")
     with pytest.raises(KeyError, match="adds x_lengths, which the samples have already"):
         lk.PadCollate({"x": lk.Pad(lengths=True)})([{"x": [1], "x_lengths": 1}])

@@ -137,7 +137,7 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
     write(tmp_path, [1])
     settings: list[tuple[dict[str, Any], str]] = [
         ({"delimiter": "::"}, "delimiter is '::'"),
-        ({"columns": "id"}, "columns 'id'; wanted"),
+        ({"columns": "id"}, "columns is 'id', wanted a list"),
         ({"types": {"no": int}}, r"types are given for \['no'\], the columns are"),
     ]
     for setting, message in settings:

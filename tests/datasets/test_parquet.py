@@ -191,7 +191,7 @@ def test_the_fingerprint_knows_the_columns(tmp_path: Path) -> None:
 def test_settings_that_cannot_be() -> None:
     with pytest.raises(ValueError, match="cached_groups is 0"):
         lk.ParquetDataset("x", cached_groups=0)
-    with pytest.raises(ValueError, match="columns 'id'; wanted"):
+    with pytest.raises(ValueError, match="columns is 'id', wanted a list"):
         lk.ParquetDataset("x", "id")
 
 

@@ -170,7 +170,7 @@ def test_data_that_has_changed_is_named(columns: Any, spec: Any, message: str) -
     ("spec", "message"),
     [
         ({"numeric": ["a"], "target": "a"}, r"\['a'\] are named more than once"),
-        ({"numeric": "age"}, "lists of names"),
+        ({"numeric": "age"}, "numeric is 'age', wanted a list"),
         ({"missing": "zero"}, "missing is 'zero', wanted 'raise' or 'mean' or 'median'"),
         ({"unknown": None}, "unknown is None"),
         ({"task": "ranking"}, "task is 'ranking'"),
