@@ -33,7 +33,7 @@ REPORT.target(
     unit=" s",
 )
 REPORT.chart(
-    "Small shards from a slow bucket with an empty cache, 2 workers: epoch over the network's limit (less is better)",
+    "Shards of 1, 8 and 64 MB from a slow bucket, empty cache, 2 workers: epoch over the network's limit (less is better)",
     "ratio_to_limit",
     panels=("order",),
     names=("contender", "shard_mb"),
