@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 import loaderkit as lk
+from loaderkit.datasets.tfrecord.example import check_features
 
 VOLUME = {"a": torch.zeros(1, 4, 4), "b": torch.zeros(1, 4, 4)}
 SETTINGS: dict[str, Callable[[], object]] = {
@@ -41,6 +42,7 @@ SETS: dict[str, Callable[[], object]] = {
     "ZipDataset: datasets": lambda: lk.ZipDataset(NAMES),  # type: ignore[arg-type]
     "mix: sources": lambda: lk.Pipeline.mix(NAMES, [1, 1]),  # type: ignore[arg-type]
     "Mixture: sources": lambda: lk.Mixture(NAMES, [1, 1]),  # type: ignore[arg-type]
+    "features": lambda: check_features("a TFRecord", NAMES),  # type: ignore[arg-type]
     "loader: order": lambda: lk.Loader(list(range(3)), order={1, 2}),
 }
 

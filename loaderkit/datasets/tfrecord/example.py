@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from loaderkit.system.checks import check_ordered
+
 # The wanted form of a feature: a type for exactly one value, a list of one type for any number of values.
 Spec = type | list[type]
 Features = Sequence[str] | Mapping[str, Spec] | None
@@ -22,7 +24,8 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # wire types
 
 
 def check_features(where: str, features: Features) -> None:
-    """Raise a ValueError unless `features` is a sequence of names, or a mapping from names to types."""
+    """Raise a ValueError unless `features` is a list of names, or a mapping from names to types."""
+    check_ordered(where, "features", features)
     specs = features.values() if isinstance(features, Mapping) else ()
     kinds = [kind[0] if isinstance(kind, list) and len(kind) == 1 else kind for kind in specs]
     if isinstance(features, str) or not all(isinstance(kind, type) and kind in _KINDS for kind in kinds):
