@@ -21,10 +21,6 @@ from torch.storage import UntypedStorage
 from loaderkit.system.tensor_pickling import lazy_parts, same
 
 _SMALL = 512  # bytes of a buffer that stays in the pickle
-_LARGE, _FILES = (
-    1 << 20,
-    32,
-)  # bytes from which torch may move a storage into a file of its own, where it stays; the most such storages
 _ALIGNED = 64  # bytes
 
 _Place = tuple[int, int, bool]  # offset, size and whether it is read-only
@@ -33,8 +29,9 @@ _Place = tuple[int, int, bool]  # offset, size and whether it is read-only
 class Parcel:
     """Sends a value to several processes that are being started: unpickling a Parcel returns the value.
 
-    A worker that writes into an array changes its own copy, as after a fork. Memory is shared until then.
-    Tensors that are in shared memory stay shared, and large ones are moved there as torch does.
+    A worker that writes into an array or tensor changes its own copy, as after a fork. Workers share the memory until then.
+    Tensors that are in shared memory stay shared. Others stay where they are: torch would move them there, and what else
+    refers to their memory, such as `tensor.numpy()`, would refer to memory that is freed.
 
     If unpickling fails, it returns a `Broken` value. Its first use raises the error, and so the trainer sees it.
     """
@@ -103,7 +100,6 @@ class Broken:
 class _Pickler(ForkingPickler):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._files: set[int] = set()
         self._storages: dict[int, _Storage] = {}
 
     def reducer_override(self, value: object) -> Any:
@@ -118,9 +114,6 @@ class _Pickler(ForkingPickler):
         ):
             return NotImplemented
         address = value.data_ptr()
-        if value.nbytes() >= _LARGE and (address in self._files or len(self._files) < _FILES):
-            self._files.add(address)
-            return NotImplemented
         if address not in self._storages:
             self._storages[address] = _Storage(value)
         return same, (self._storages[address],)

@@ -126,8 +126,10 @@ class Changes:
 
     def __init__(self, shared: bool = False) -> None:
         self.rows = np.zeros((8, 1_000))
-        self.tensor = torch.zeros(8, 1_000)
-        self.same = self.tensor[2:]
+        self.tensor = torch.zeros(
+            8, 50_000
+        )  # torch would move a storage to shared memory, and leave views by numpy behind
+        self.same, self.seen = self.tensor[2:], self.tensor.numpy()
         self.common = torch.zeros(8)
         if shared:
             self.common.share_memory_()
@@ -138,17 +140,19 @@ class Changes:
     def __getitem__(self, index: int) -> Tensor:
         self.rows[index] = self.tensor[index] = 1
         self.common[index] = 1
-        return torch.tensor([self.rows.sum(), self.tensor.sum(), self.same.sum() - self.tensor[2:].sum()])
+        views = [self.same.sum() - self.tensor[2:].sum(), float(self.seen.sum()) - self.tensor.sum()]
+        return torch.tensor([self.rows.sum(), self.tensor.sum(), *views])
 
 
 @pytest.mark.parametrize("settings", [QUICK, *SLOW])
 def test_what_a_worker_changes_is_its_own_as_after_a_fork(settings: dict[str, Any]) -> None:
-    """And views of one storage stay views of one storage; memory that the user shares stays shared."""
+    """And views of one memory stay views of one memory, here and there; memory that the user shares stays shared."""
     data = Changes(shared=True)
     for _ in range(2):  # the second pass begins with what the trainer has
         found = torch.cat(list(lk.Loader(data, 4, num_workers=1, **settings)))
-        assert found.tolist() == [[1_000.0 * number, 1_000.0 * number, 0] for number in range(1, 9)]
+        assert found.tolist() == [[1_000.0 * number, 50_000.0 * number, 0, 0] for number in range(1, 9)]
     assert data.rows.sum() == data.tensor.sum() == 0
+    assert data.seen.ctypes.data == data.tensor.data_ptr()
     assert data.common.tolist() == [1] * 8
 
 
