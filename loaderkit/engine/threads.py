@@ -93,6 +93,12 @@ class ThreadsEngine:
             self._crew = None  # the crew ends with its run
         return run
 
+    def expect(self, size_bytes: int) -> None:
+        """Make as many batches ahead as suits their size, and keep the memory of so many."""
+        self.prefetch = batches_ahead(size_bytes, self.num_workers, self.factor)
+        # Without the GIL, Python frees what a thread made when that thread runs again: several batches at once.
+        self._reader.keep_memory(self.prefetch)
+
     def close(self) -> None:
         run, crew = self._run(), self._crew
         if run is not None:
@@ -246,7 +252,7 @@ class _Run:
             raise RuntimeError(f"loader: {type(error).__name__} in a thread: {error}") from error
         if not self._sized:
             self._sized = True
-            self._engine.prefetch = batches_ahead(_size_of(task.batch), self._engine.num_workers, self._engine.factor)
+            self._engine.expect(_size_of(task.batch))
         return task.batch
 
     def end(self) -> None:

@@ -31,11 +31,12 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # for the dtypes that 
 class BufferPool:
     """Lends memory, and takes it back when the last array or tensor that uses it is gone.
 
-    The pool keeps as many bytes as its largest batch took. Threads may share a pool. A forked process has its own copy,
-    and a pickled pool is empty.
+    The pool keeps the memory of `batches` batches as large as its largest. Threads may share a pool. A forked process has
+    its own copy, and a pickled pool is empty.
     """
 
     def __init__(self) -> None:
+        self.batches = 1
         self._free: list[_Memory] = []  # most recently returned last
         self._most = 0  # bytes
 
@@ -75,7 +76,7 @@ class BufferPool:
 
     def _take_back(self, memory: "_Memory") -> None:
         self._free.append(memory)
-        while self.free_bytes > self._most:
+        while self.free_bytes > self.batches * self._most:
             with contextlib.suppress(IndexError):
                 self._free.pop(0)
 

@@ -212,6 +212,13 @@ def test_a_pool_keeps_what_its_largest_batch_took() -> None:
             held.append(empty_array((LARGE,), np.uint8))
     del held
     assert pool.free_bytes == 7 * LARGE
+    pool.batches = 2  # as large as the largest
+    held = []
+    for _ in range(20):
+        with BatchMemory(pool):
+            held.append(empty_array((LARGE,), np.uint8))
+    del held
+    assert pool.free_bytes == 14 * LARGE
     assert not pickle.loads(pickle.dumps(pool)).free_bytes
 
 
