@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from loaderkit.collate.collates import MultimodalCollate
 from loaderkit.collate.field_collator import Rule
 from loaderkit.collate.rules import Pad, Side
-from loaderkit.seeding.draws import draws_nothing
+from loaderkit.seeding.draws import draws_nothing, thread_safe
 from loaderkit.system.stack import CollateError
 
 
@@ -58,6 +58,11 @@ class ChatCollate:
     def draws_nothing(self) -> bool:
         """Whether the function for pictures declares that it draws no random numbers, by its own `draws_nothing`."""
         return self.images is None or draws_nothing(self.images)
+
+    @property
+    def thread_safe(self) -> bool:
+        """Whether the function for pictures declares that threads may use it at the same time, by its own `thread_safe`."""
+        return self.images is None or thread_safe(self.images)
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
         names: Collection[object] = samples[0].keys() if samples and isinstance(samples[0], Mapping) else ()

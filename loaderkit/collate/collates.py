@@ -1,6 +1,6 @@
 """The collates that treat each field by a rule: pad it, join it, or call a function."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic
 
@@ -12,7 +12,7 @@ from loaderkit.collate.field_collator import FieldCollator, Rule, Rules
 from loaderkit.collate.rules import Jagged, Pad
 from loaderkit.collate.sequences import sequences_of, split
 from loaderkit.datasets.ragged import Ragged
-from loaderkit.seeding.draws import draws_nothing
+from loaderkit.seeding.draws import draws_nothing, thread_safe
 from loaderkit.system.checks import listed
 from loaderkit.system.containers import with_parts
 from loaderkit.system.stack import CollateError
@@ -52,6 +52,7 @@ class PadCollate(Generic[Batch]):
 
     takes_rows: ClassVar[bool] = False  # it does not take rows of several samples each, as a PackPlan makes them
     draws_nothing: ClassVar[bool] = True
+    thread_safe: ClassVar[bool] = True
 
     fields: Rules | Pad = field(default_factory=Pad)
     sort_by: str | int | None = None
@@ -107,6 +108,7 @@ class RaggedCollate(Generic[Batch]):
 
     takes_rows: ClassVar[bool] = False  # it does not take rows of several samples each, as a PackPlan makes them
     draws_nothing: ClassVar[bool] = True
+    thread_safe: ClassVar[bool] = True
 
     fields: Sequence[str | int] | None = None
     nested: bool = True
@@ -152,17 +154,25 @@ class MultimodalCollate(Generic[Batch]):
     @property
     def draws_nothing(self) -> bool:
         """Whether no rule draws random numbers. Rules that are functions declare it by their own `draws_nothing`."""
-        return _draw_nothing(self.fields)
+        return all(map(draws_nothing, _functions(self.fields)))
+
+    @property
+    def thread_safe(self) -> bool:
+        """Whether threads may make batches at the same time. Rules that are functions declare it by their own `thread_safe`."""
+        return all(map(thread_safe, _functions(self.fields)))
 
     def __call__(self, samples: Sequence[object]) -> Batch:
         batch: Batch = _by_rules(samples, self.fields, FieldCollator("MultimodalCollate"))
         return batch
 
 
-def _draw_nothing(rule: Rule) -> bool:
+def _functions(rule: Rule) -> Iterator[object]:
+    """Yield the functions of the user among the rules."""
     if isinstance(rule, Mapping):
-        return all(map(_draw_nothing, rule.values()))
-    return isinstance(rule, Pad | Jagged) or rule is list or draws_nothing(rule)
+        for each in rule.values():
+            yield from _functions(each)
+    elif not (isinstance(rule, Pad | Jagged) or rule is list):
+        yield rule
 
 
 def _check_rules(rules: object, kinds: tuple[type, ...] | None, collate: str) -> None:

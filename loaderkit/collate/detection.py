@@ -51,6 +51,7 @@ class DetectionCollate:
     """
 
     draws_nothing: ClassVar[bool] = True
+    thread_safe: ClassVar[bool] = True
 
     images: Literal["list", "stack"] | Pad = "list"
     box_format: Literal["XYXY", "XYWH", "CXCYWH"] = "XYXY"

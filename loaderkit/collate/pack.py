@@ -13,7 +13,7 @@ from torch import Tensor
 from loaderkit.collate.padding import scatter
 from loaderkit.collate.rules import check_dtype
 from loaderkit.collate.sequences import FieldSequences, check_value, sequences_of
-from loaderkit.seeding.draws import draws_nothing
+from loaderkit.seeding.draws import draws_nothing, thread_safe
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_integer
 from loaderkit.system.stack import CollateError, named, stack_field
@@ -96,6 +96,11 @@ class PackCollate:
     def draws_nothing(self) -> bool:
         """Whether all functions in `fields` declare that they draw no random numbers, by their own `draws_nothing`."""
         return all(isinstance(rule, Number) or draws_nothing(rule) for rule in self.fields.values())
+
+    @property
+    def thread_safe(self) -> bool:
+        """Whether all functions in `fields` declare that threads may use them at the same time, by their own `thread_safe`."""
+        return all(isinstance(rule, Number) or thread_safe(rule) for rule in self.fields.values())
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
         rows = list(samples) if _are_rows(samples) else [samples]

@@ -44,6 +44,7 @@ class Patches:
     """
 
     draws_nothing: ClassVar[bool] = True
+    thread_safe: ClassVar[bool] = True
 
     size: int
     merge: int = 1

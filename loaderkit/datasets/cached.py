@@ -16,7 +16,7 @@ from loaderkit.datasets.base import MapStyle, Transform, check_index, knows_leng
 from loaderkit.datasets.typed import as_typed_dataset
 from loaderkit.files.sample_file import ALIGNMENT, SampleFile
 from loaderkit.sampling.fingerprint import fingerprint, fingerprint_of
-from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, SampleRngSeeds, draws
+from loaderkit.seeding.draws import Declares, Draws, NoSeeds, SampleRngSeeds, draws
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.sample_seeds import SampleSeeds, part_of_batch, per_sample, seeds_apart
 from loaderkit.system.arrays import UInt64Array
@@ -29,7 +29,7 @@ _MAKE_SAMPLES = ("loaderkit", "numpy", "torch", "torchvision", "pillow")  # othe
 _LOOKS = 2  # samples that each process makes again, to find random draws and entries of other data
 
 
-class CachedDataset(DeclaresDraws):
+class CachedDataset(Declares):
     """A dataset that makes each sample once and keeps it for later epochs.
 
     Use it if samples take time to make, such as decoded pictures, and are the same in each epoch. Put what is
@@ -136,8 +136,8 @@ class CachedDataset(DeclaresDraws):
             return dataset.lengths
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def _draws(self) -> Draws:
-        return max(draws(self.dataset), super()._draws())
+    def _parts(self) -> list[object]:
+        return [self.dataset, *super()._parts()]
 
     def _read_many(self, indices: Sequence[int]) -> list[object]:
         stored = [self._stored(index) for index in indices]

@@ -22,7 +22,7 @@ from loaderkit.datasets.base import (
 from loaderkit.datasets.typed import as_typed_dataset
 from loaderkit.sampling.fingerprint import fingerprint_of_part
 from loaderkit.sampling.order import Order
-from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
+from loaderkit.seeding.draws import Declares
 from loaderkit.seeding.sample_seeds import part_of_batch, per_sample
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_ordered
@@ -31,7 +31,7 @@ from loaderkit.system.indices import as_indices
 from loaderkit.system.overrides import own_attribute
 
 
-class ConcatDataset(DeclaresDraws, Generic[Sample]):
+class ConcatDataset(Declares, Generic[Sample]):
     """Several datasets one after another.
 
     Args:
@@ -90,8 +90,8 @@ class ConcatDataset(DeclaresDraws, Generic[Sample]):
             return lambda: np.concatenate([dataset.lengths() for dataset in parts])
         raise AttributeError(name)
 
-    def _draws(self) -> Draws:
-        return max(map(draws, self.datasets))
+    def _parts(self) -> list[object]:
+        return list(self.datasets)
 
     def fingerprint(self) -> str:
         return "concat(" + ", ".join(map(fingerprint_of_part, self.datasets)) + ")"
@@ -100,7 +100,7 @@ class ConcatDataset(DeclaresDraws, Generic[Sample]):
         return int(self._ends[part - 1]) if part else 0
 
 
-class ZipDataset(DeclaresDraws):
+class ZipDataset(Declares):
     """Several datasets of equal length, read together.
 
     A sample is a tuple or dict with the sample of the same index from each dataset.
@@ -145,8 +145,8 @@ class ZipDataset(DeclaresDraws):
                 columns.append(read_many(dataset, indices))
         return [self._join(list(parts)) for parts in zip(*columns, strict=True)]
 
-    def _draws(self) -> Draws:
-        return max(map(draws, self.datasets))
+    def _parts(self) -> list[object]:
+        return list(self.datasets)
 
     def __getattr__(self, name: str) -> Any:
         # A method exists here only if all datasets have it.
@@ -162,7 +162,7 @@ class ZipDataset(DeclaresDraws):
         return tuple(parts) if self._names is None else dict(zip(self._names, parts, strict=True))
 
 
-class SubsetDataset(DeclaresDraws, Generic[Sample]):
+class SubsetDataset(Declares, Generic[Sample]):
     """Some samples of a dataset, by their indices.
 
     Args:
@@ -213,8 +213,8 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
             return self.indices.at(0, found)
         return np.take(self.indices, found)
 
-    def _draws(self) -> Draws:
-        return draws(self.dataset)
+    def _parts(self) -> list[object]:
+        return [self.dataset]
 
     def __getattr__(self, name: str) -> Any:
         dataset: Any = self.__dict__.get("dataset")
@@ -243,7 +243,7 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
         return self.indices.key(0) if isinstance(self.indices, Order) else digest(self.indices)
 
 
-class MapDataset(DeclaresDraws, Generic[Sample]):
+class MapDataset(Declares, Generic[Sample]):
     """A dataset with a transform.
 
     In a Loader, random numbers that the transform draws do not depend on the batch size or the workers.
@@ -282,8 +282,8 @@ class MapDataset(DeclaresDraws, Generic[Sample]):
             return found
         raise AttributeError(name)
 
-    def _draws(self) -> Draws:
-        return max(draws(self.dataset), super()._draws())
+    def _parts(self) -> list[object]:
+        return [self.dataset, *super()._parts()]
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the data; the transform may change between runs."""

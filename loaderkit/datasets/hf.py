@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaderkit.datasets.base import Transform, as_dataset, check_index, check_indices, read_many
 from loaderkit.datasets.hf_features import rule_of
-from loaderkit.seeding.draws import DeclaresDraws, Draws
+from loaderkit.seeding.draws import Declares
 from loaderkit.seeding.sample_seeds import per_sample
 from loaderkit.system.overrides import own_attribute
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import datasets
 
 
-class HFDataset(DeclaresDraws):
+class HFDataset(Declares):
     """The rows of a `datasets.Dataset`, read many at a time.
 
     Rows have the format that was set by `set_format` or `with_format`. If none was set, values are Python objects that
@@ -71,8 +71,9 @@ class HFDataset(DeclaresDraws):
         rows = self._typed(read_many(self.dataset, indices))
         return rows if self.transform is None else per_sample(self.transform, rows)
 
-    def _draws(self) -> Draws:
-        return super()._draws() if is_rows(self.dataset) and not self._calls_a_function() else Draws.ANYTHING
+    def _parts(self) -> list[object]:
+        rows = is_rows(self.dataset) and not self._calls_a_function()
+        return super()._parts() if rows else [self.dataset, *super()._parts()]
 
     def fingerprint(self) -> str:
         """Return the fingerprint by the `datasets` library, which covers the data and all operations on it.

@@ -9,13 +9,13 @@ import numpy as np
 
 from loaderkit.datasets.base import Transform, check_index, check_indices
 from loaderkit.datasets.memory.packed import Packed
-from loaderkit.seeding.draws import DeclaresDraws
+from loaderkit.seeding.draws import Declares
 from loaderkit.seeding.sample_seeds import per_sample
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.digests import digest
 
 
-class CutDataset(DeclaresDraws):
+class CutDataset(Declares):
     """The cuts of a lhotse CutSet, with their durations as lengths.
 
     Use a plan by length, such as `TokenBudget`, in place of lhotse's bucketing samplers: it resumes exactly, with any

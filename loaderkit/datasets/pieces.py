@@ -10,13 +10,13 @@ from loaderkit.datasets.base import MapStyle, check_index, check_indices, knows_
 from loaderkit.sampling.by_length.checks import as_lengths
 from loaderkit.sampling.by_length.pieces import piece_ends, piece_lengths
 from loaderkit.sampling.fingerprint import fingerprint
-from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
+from loaderkit.seeding.draws import Declares
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_integer, listed
 from loaderkit.system.containers import with_parts
 
 
-class PieceDataset(DeclaresDraws):
+class PieceDataset(Declares):
     """Documents cut into pieces of at most `length` tokens.
 
     Each token is in exactly one piece. A document that fits is one piece. The pieces of a longer one follow each other,
@@ -116,8 +116,8 @@ class PieceDataset(DeclaresDraws):
     def fingerprint(self) -> str:
         return f"pieces of {self.length} of {fingerprint(self.dataset, len(self.dataset))}"
 
-    def _draws(self) -> Draws:
-        return draws(self.dataset)
+    def _parts(self) -> list[object]:
+        return [self.dataset]
 
     def _read_batch(self, indices: Int64Array) -> object:
         documents, starts = self._find(check_indices(self, indices))

@@ -10,13 +10,13 @@ from loaderkit.datasets.memory.packed import Packed
 from loaderkit.sampling.fingerprint import fingerprint_of_part
 from loaderkit.sampling.keys import as_keys, digest_of
 from loaderkit.sampling.samplers import Drawing
-from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
+from loaderkit.seeding.draws import Declares
 from loaderkit.system.arrays import Int64Array
 
 _MOST = 1 << 24  # regions of a sampler without a length
 
 
-class GeoChips(DeclaresDraws):
+class GeoChips(Declares):
     """The chips that a list of regions cuts from a torchgeo dataset.
 
     Chips are read by index, so they shuffle, split and resume like any data. The length of a chip is its area, so plans
@@ -91,8 +91,8 @@ class GeoChips(DeclaresDraws):
     def fingerprint(self) -> str:
         return f"chips({self._digest}) of {fingerprint_of_part(self.dataset)}"
 
-    def _draws(self) -> Draws:
-        return max(draws(self.dataset), super()._draws())
+    def _parts(self) -> list[object]:
+        return [self.dataset, *super()._parts()]
 
 
 def _area(number: int, region: Any, sizes: Any) -> int:

@@ -12,14 +12,14 @@ from loaderkit.datasets.base import as_rows, check_index, reads_pieces
 from loaderkit.sampling.fingerprint import fingerprint
 from loaderkit.sampling.order import Order, Shuffled, cached
 from loaderkit.sampling.permutation import permutation
-from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
+from loaderkit.seeding.draws import Declares
 from loaderkit.seeding.keys import derive_seed, hash_positions
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_integer
 from loaderkit.system.types import Array
 
 
-class WindowDataset(DeclaresDraws):
+class WindowDataset(Declares):
     """Windows of one length over shuffled documents, joined end to end.
 
     This is how Megatron's `GPTDataset` makes samples. A window may begin and end inside documents. With `shuffle=True` a
@@ -113,8 +113,8 @@ class WindowDataset(DeclaresDraws):
         how = f"length={self.length} stride={self.stride} seed={self.seed} block={self.block}"
         return f"windows {how} of {fingerprint(self.documents, len(self.documents))}"
 
-    def _draws(self) -> Draws:
-        return draws(self.documents)
+    def _parts(self) -> list[object]:
+        return [self.documents]
 
     def _find_pieces(self, epoch: int, starts: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Return the pieces of documents, in order, that make up the windows which begin at `starts` (B,).

@@ -258,6 +258,7 @@ class _NextTokens:
     """A collate function that pads texts on the right and adds `labels`: for each token the next one."""
 
     draws_nothing: ClassVar[bool] = True
+    thread_safe: ClassVar[bool] = True
 
     pad: PadCollate
     overlapping: bool  # whether a text's last token is only a label

@@ -104,7 +104,8 @@ class LoaderConfig:
         pin_memory: Copy batches to page-locked memory; "auto" does so for CUDA only.
         engine: What makes batches. "inline" is this process, "torch" are torch's worker processes, "ring" are worker
             processes that write to shared memory (on Linux), "threads" are threads. "auto" takes the ring if there are
-            workers, and torch's where there is no ring. `Loader.describe()` says what it chose and why. Threads read
+            workers, and torch's where there is no ring. Without Python's GIL it takes threads for data that says what it
+            draws and sets `thread_safe = True`. `Loader.describe()` says what it chose and why. Threads read
             one dataset together, and copy neither it nor its batches: for reads that wait for a store or a service.
             They share the trainer's random generators and cannot seed them, so dataset and collate function must say
             what they draw (see `Loader`).

@@ -12,10 +12,13 @@ from loaderkit.engine.threads import ThreadsEngine
 from loaderkit.engine.torch import TorchEngine
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.reading.batch_reader import BatchReader
+from loaderkit.seeding.draws import Draws
 from loaderkit.system.nested import should_pin
 from loaderkit.system.start import choose_start
+from loaderkit.system.threads import threads_run_together
 
 _IN_THIS_PROCESS = "batches are made in this process"
+_NO_GIL = "threads of this Python run at the same time, and the data is thread_safe"
 
 
 def make_engine(reader: BatchReader, config: LoaderConfig, num_workers: int, *, in_turn: bool = False) -> Engine:
@@ -52,7 +55,7 @@ def _choose(reader: BatchReader, config: LoaderConfig, num_workers: int) -> tupl
     """Return the name of the engine to use, and why.
 
     With engine="auto", workers are for data that takes time. Rows in memory without a transform and a collate_fn take less
-    time to gather here than to receive from a worker.
+    time to gather here than to receive from a worker. Without Python's GIL, threads read what declares that they may.
     """
     if num_workers == 0 and config.engine in ("auto", "torch"):
         return "inline", "no workers"
@@ -65,7 +68,13 @@ def _choose(reader: BatchReader, config: LoaderConfig, num_workers: int) -> tupl
         return workers, "timeout needs another process to wait for"
     if reader.collate_fn is None and in_memory(reader.dataset):
         return "inline", "rows in memory without a transform take less time to read here than to receive from workers"
-    return workers, f"num_workers={config.num_workers!r}"
+    if not threads_run_together():
+        return workers, f"num_workers={config.num_workers!r}"
+    if config.multiprocessing_context is not None:
+        return workers, "multiprocessing_context is for worker processes"
+    if reader.draws_from() is Draws.ANYTHING or not reader.thread_safe():
+        return workers, "dataset or collate_fn does not declare what it draws, and thread_safe = True"
+    return "threads", _NO_GIL
 
 
 def describe(engine: Engine, reader: BatchReader, config: LoaderConfig, workers: int, workers_why: str) -> Description:
@@ -75,7 +84,8 @@ def describe(engine: Engine, reader: BatchReader, config: LoaderConfig, workers:
         start = choose_start(config.multiprocessing_context, reader)
     return Description(
         engine=engine.name,
-        why=_choose(reader, config, workers)[1],
+        # The GIL may be back: importing a library that needs it switches it on.
+        why=_NO_GIL if config.engine == "auto" and engine.name == "threads" else _choose(reader, config, workers)[1],
         num_workers=engine.num_workers,
         workers_why=workers_why if engine.num_workers else _IN_THIS_PROCESS,
         start_method=start.method if start else None,

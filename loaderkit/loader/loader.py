@@ -55,8 +55,9 @@ class Loader(FixedSettings[Batch]):
     Args:
         dataset: A dataset with `__len__` and `__getitem__` (or `__getitems__`, which reads a batch at once), a
             StreamDataset, or another IterableDataset. If its attribute `draws_nothing` is true, the Loader seeds no
-            generator for its samples. If `draws_only_sample_rng` is true, it seeds only `lk.sample_rng()`. A dataset
-            may change its length between epochs only.
+            generator for its samples. If `draws_only_sample_rng` is true, it seeds only `lk.sample_rng()`. If one of them and
+            `thread_safe` are true, threads read it where Python has no GIL. A dataset may change its length between
+            epochs only.
 
     Raises:
         TypeError: If the data is neither indexed nor a stream, or an argument is not a setting.

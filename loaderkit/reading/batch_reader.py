@@ -18,7 +18,7 @@ from loaderkit.reading.replace_bad_samples import (  # not when it is needed: an
 )
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import BatchKey
-from loaderkit.seeding.draws import Draws, NoSeeds, SampleRngSeeds, draws
+from loaderkit.seeding.draws import Draws, NoSeeds, SampleRngSeeds, draws, thread_safe
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.private import Found, PrivateGenerators, PrivatePolicy
 from loaderkit.seeding.sample_seeds import SampleSeeds
@@ -124,6 +124,14 @@ class BatchReader:
     def draws_from(self) -> Draws:
         """Return which random generators may be drawn from while a batch is made."""
         return Draws.NOTHING if self._whole else max(self._drawn, self._collate_drawn)
+
+    def keep_memory(self, batches: int) -> None:
+        """Keep the memory of this many large batches for the next ones; by default, of one."""
+        self._buffers.batches = batches
+
+    def thread_safe(self) -> bool:
+        """Return whether the data says that threads may make batches at the same time."""
+        return thread_safe(self.dataset) and (self.collate_fn is None or thread_safe(self.collate_fn))
 
     def _seeds(self, drawn: Draws, key: BatchKey, rows: slice = slice(None)) -> SampleSeeds:
         if drawn is Draws.NOTHING:
@@ -286,6 +294,13 @@ class StagedReader(BatchReader):
 
     def draws_from(self) -> Draws:
         return max(stage.draws_from() for stage in self.stages)
+
+    def keep_memory(self, batches: int) -> None:
+        for stage in self.stages:
+            stage.keep_memory(batches)
+
+    def thread_safe(self) -> bool:
+        return all(stage.thread_safe() for stage in self.stages)
 
 
 def takes_batches(collate_fn: object) -> bool:

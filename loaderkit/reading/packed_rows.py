@@ -15,7 +15,7 @@ from loaderkit.datasets.streams.pack import Rows
 from loaderkit.sampling.by_length.checks import check_longest
 from loaderkit.sampling.by_length.packing import pack
 from loaderkit.sampling.by_length.pieces import piece_ends
-from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, draws
+from loaderkit.seeding.draws import Declares, Draws, NoSeeds, draws
 from loaderkit.seeding.sample_seeds import seeds_apart
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.digests import digest
@@ -23,7 +23,7 @@ from loaderkit.system.overrides import own_attribute
 from loaderkit.system.stack import CollateError
 
 
-class PackedRows(DeclaresDraws):
+class PackedRows(Declares):
     """Packed rows as a dataset. A sample is one row: a list of documents, or of pieces of documents longer than a row.
 
     Each window of consecutive documents is packed by best fit decreasing. Rows come in the order of their first
@@ -77,8 +77,8 @@ class PackedRows(DeclaresDraws):
         # Other lengths, as of another tokenizer, make other rows.
         return f"rows of {self._rows.row_length}, {self._digest}, of {self._pieces.fingerprint()}"
 
-    def _draws(self) -> Draws:
-        return draws(self._pieces)
+    def _parts(self) -> list[object]:
+        return [self._pieces]
 
 
 @dataclass(frozen=True)

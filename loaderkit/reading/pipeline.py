@@ -31,7 +31,7 @@ from loaderkit.reading.packed_rows import PackedRows, TokenCounts, collate_of
 from loaderkit.sampling.fingerprint import fingerprint_of
 from loaderkit.sampling.mixture import Mixture
 from loaderkit.sampling.order import Order, Sequential, Shuffled
-from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, draws
+from loaderkit.seeding.draws import Declares, Draws, NoSeeds, draws
 from loaderkit.seeding.sample_seeds import seeds_apart
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_integer, check_ordered, plain_integer
@@ -44,7 +44,7 @@ _TOGETHER = 64  # samples that a stream reads by one call
 _LARGEST = 1 << 16  # samples in a shard of `stream()`, at most
 
 
-class Pipeline(DeclaresDraws):
+class Pipeline(Declares):
     """A dataset with verbs, each of which returns a new pipeline.
 
     Nothing is read until you read the pipeline.
@@ -293,8 +293,8 @@ class Pipeline(DeclaresDraws):
         """Return where a sample is stored, such as its file and row; None if the data does not say."""
         return place_of(self.dataset, index)
 
-    def _draws(self) -> Draws:
-        return draws(self.dataset)
+    def _parts(self) -> list[object]:
+        return [self.dataset]
 
     def _then(self, dataset: MapStyle, verb: str) -> "Pipeline":
         pipeline = Pipeline(dataset)
@@ -359,7 +359,7 @@ class _Stretch(Order):
         return self.stop
 
 
-class _Batches(DeclaresDraws):
+class _Batches(Declares):
     """Batches of consecutive samples as a dataset. All samples of a batch are read under the batch's seed."""
 
     def __init__(self, dataset: MapStyle, size: int, collate_fn: Collate, *, drop_last: bool) -> None:
@@ -374,9 +374,8 @@ class _Batches(DeclaresDraws):
         rows = range(start, min(start + self._size, len(self._dataset)))
         return self._collate(_read_together(self._dataset, rows) or [self._dataset[row] for row in rows])
 
-    def _draws(self) -> Draws:
-        collate = Draws.NOTHING if self._collate is stack else draws(self._collate)
-        return max(draws(self._dataset), collate)
+    def _parts(self) -> list[object]:
+        return [self._dataset] if self._collate is stack else [self._dataset, self._collate]
 
     def fingerprint(self) -> str:
         return f"batches of {self._size} of {fingerprint_of(self._dataset)}"

@@ -1,4 +1,4 @@
-"""What datasets, transforms and collates declare about the random numbers they draw, and the seeds they then get."""
+"""What datasets, transforms and collates declare: which random numbers they draw, and whether threads may share them."""
 
 from enum import IntEnum
 
@@ -23,8 +23,8 @@ class Draws(IntEnum):
     ANYTHING = 2  # also from the global generators of torch, numpy and `random`
 
 
-class DeclaresDraws(Described):
-    """A base class of adapters: `draws_nothing` and `draws_only_sample_rng` come from `_draws`, and `repr` names the size."""
+class Declares(Described):
+    """A base class of adapters: what holds for all `_parts` holds for the adapter, and `repr` names its size."""
 
     @property
     def draws_nothing(self) -> bool:
@@ -36,10 +36,19 @@ class DeclaresDraws(Described):
         """Whether reading samples draws from `lk.sample_rng()` at most."""
         return self._draws() is not Draws.ANYTHING
 
+    @property
+    def thread_safe(self) -> bool:
+        """Whether threads may read samples at the same time."""
+        return all(map(thread_safe, self._parts()))
+
     def _draws(self) -> Draws:
-        """Return what reading a sample draws: by default, what its `transform` draws."""
+        """Return what reading a sample draws: by default, what its parts draw."""
+        return max(map(draws, self._parts()), default=Draws.NOTHING)
+
+    def _parts(self) -> list[object]:
+        """Return what reading a sample calls besides this package: by default, its `transform`."""
         transform = getattr(self, "transform", None)
-        return Draws.NOTHING if transform is None else draws(transform)
+        return [] if transform is None else [transform]
 
 
 def draws(value: object) -> Draws:
@@ -51,6 +60,11 @@ def draws(value: object) -> Draws:
     if draws_nothing(value):
         return Draws.NOTHING
     return Draws.SAMPLE_RNG if _declares(value, "draws_only_sample_rng") else Draws.ANYTHING
+
+
+def thread_safe(value: object) -> bool:
+    """Return whether a dataset, transform or collate says by its attribute `thread_safe` that threads may use it at the same time."""
+    return type(value) in _PLAIN or _declares(value, "thread_safe")
 
 
 def draws_nothing(value: object) -> bool:

@@ -47,6 +47,12 @@ def until_cancelled(samples: list[int]) -> Iterator[int]:
         yield sample
 
 
+def threads_run_together() -> bool:
+    """Return whether threads of this process run Python at the same time: whether there is no global interpreter lock."""
+    enabled: Callable[[], bool] | None = getattr(sys, "_is_gil_enabled", None)  # from Python 3.13
+    return enabled is not None and not enabled()
+
+
 def threads_of_a_read() -> int:
     """Return how many threads a read may use: 1 if several threads read at the same time, else as many as torch uses."""
     return 1 if _thread.is_reader else torch.get_num_threads()

@@ -18,6 +18,12 @@ import loaderkit as lk
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
 
 
+@pytest.fixture(autouse=True)
+def _gil(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each Python choose as one with a GIL does."""
+    monkeypatch.setattr("sys._is_gil_enabled", lambda: True, raising=False)
+
+
 class Pids:
     """Samples that say which process read them."""
 
@@ -78,6 +84,128 @@ def test_elsewhere_than_on_linux_the_workers_are_torchs(monkeypatch: pytest.Monk
     assert engine_of(Pids()) == "ring"
     monkeypatch.setattr("sys.platform", "darwin")
     assert engine_of(Pids()) == "torch"
+
+
+@pytest.fixture
+def _no_gil(_gil: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys._is_gil_enabled", lambda: False)
+
+
+def declare(function: Any, **promises: bool) -> Any:
+    """Return a copy of a function that makes these promises."""
+
+    def copy(value: Any) -> Any:
+        return function(value)
+
+    vars(copy).update(promises)
+    return copy
+
+
+BOTH = {"draws_nothing": True, "thread_safe": True}
+
+
+class Shared:
+    """Samples that threads may read."""
+
+    draws_nothing = thread_safe = True
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Changed(Shared):
+    """Promises nothing for a method of its own."""
+
+    def __getitem__(self, index: int) -> int:
+        return -index
+
+
+class Forwards:
+    """A wrapper whose samples are its own, but not its attributes."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[index]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+
+@pytest.mark.usefixtures("_no_gil")
+@pytest.mark.parametrize(
+    ("dataset", "settings", "engine"),
+    [
+        (Shared(), {}, "threads"),
+        (lk.RecordDataset([1, 2, 3]), {}, "threads"),
+        (lk.MapDataset(lk.RecordDataset([1, 2, 3]), declare(abs, **BOTH)), {}, "threads"),
+        (lk.ConcatDataset([Shared(), Shared()]), {"collate_fn": lk.PadCollate()}, "threads"),
+        (Shared(), {"collate_fn": declare(list, **BOTH)}, "threads"),
+        (Shared(), {"collate_fn": lk.PackCollate(fields={"x": declare(list, **BOTH)})}, "threads"),
+        (lk.ArrayDataset([1, 2]), {"collate_fn": lk.MultimodalCollate({"x": lk.Pad(), "y": list})}, "threads"),
+        # One part that promises nothing, or one thing only.
+        (Pids(), {}, "ring"),
+        (Changed(), {}, "ring"),
+        (Forwards(Shared()), {}, "ring"),
+        (lk.ConcatDataset([Shared(), Pids()]), {}, "ring"),
+        (lk.MapDataset(lk.RecordDataset([1, 2, 3]), declare(abs, draws_nothing=True)), {}, "ring"),
+        (lk.MapDataset(lk.RecordDataset([1, 2, 3]), declare(abs, thread_safe=True)), {}, "ring"),
+        (Shared(), {"collate_fn": declare(list, draws_nothing=True)}, "ring"),
+        (Shared(), {"collate_fn": declare(list, thread_safe=True)}, "ring"),
+        (Shared(), {"collate_fn": lk.PackCollate(fields={"x": declare(list, draws_nothing=True)})}, "ring"),
+        (Shared(), {"collate_fn": lk.MultimodalCollate({"x": declare(list, draws_nothing=True)})}, "ring"),
+        # Settings that are for processes, or name an engine.
+        (Shared(), {"multiprocessing_context": "fork"}, "ring"),
+        (Shared(), {"worker_init_fn": print}, "ring"),
+        (Shared(), {"timeout": 60}, "ring"),
+        (Shared(), {"engine": "torch"}, "torch"),
+        (Shared(), {"num_workers": 0}, "inline"),
+        (lk.ArrayDataset([1, 2]), {}, "inline"),
+    ],
+)
+def test_without_the_gil_threads_read_what_may_be_shared(dataset: Any, settings: dict[str, Any], engine: str) -> None:
+    about = lk.Loader(dataset, **{"num_workers": 2} | settings).describe()
+    assert about.engine == engine
+    assert about.num_workers == (0 if engine == "inline" else 2)
+
+
+def test_without_the_gil_batches_and_resume_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(**settings: Any) -> lk.Loader:
+        return lk.Loader(Shared(), 3, shuffle=True, **settings)
+
+    whole = list(make())
+    for free in (True, False):
+        monkeypatch.setattr("sys._is_gil_enabled", lambda free=free: not free)
+        first, resumed = make(num_workers=2), make(num_workers=3)
+        found = list(islice(first, 5))
+        assert first.describe().engine == ("threads" if free else "ring")
+        monkeypatch.setattr("sys._is_gil_enabled", lambda free=free: free)  # on the other interpreter
+        resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        found += list(resumed)
+        assert resumed.describe().engine == ("ring" if free else "threads")
+        assert equal(found, whole)
+
+
+def test_a_gil_that_comes_back_changes_no_description(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing a library that needs the GIL switches it on."""
+    monkeypatch.setattr("sys._is_gil_enabled", lambda: False)
+    loader = lk.Loader(Shared(), 4, num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    before = loader.describe()
+    monkeypatch.setattr("sys._is_gil_enabled", lambda: True)
+    assert loader.describe() == before
+    assert len(list(batches)) == 9
+    assert "thread_safe" in before.why
 
 
 def test_inline_reading_changes_no_batch_and_no_resume() -> None:

@@ -26,6 +26,7 @@ from torch.utils.data import TensorDataset
 
 import loaderkit as lk
 from loaderkit.seeding.sample_seeds import per_sample
+from loaderkit.system.threads import threads_run_together
 
 pytestmark = pytest.mark.filterwarnings("ignore:Loader. . workers for")  # small data leaves some idle
 
@@ -281,12 +282,13 @@ def test_large_batches_are_made_ahead_less_far() -> None:
 
 
 def test_a_yielded_batch_is_not_held() -> None:
-    """A thread that waits for work does not hold it either."""
+    """A thread that waits for work does not hold it either. Without the GIL, Python frees what a thread made when that thread runs again."""
     batches = iter(make_loader("nothing", 40, 2, 4, prefetch_factor=1))
+    kept = []
     for _ in range(16):
-        kept = weakref.ref(next(batches)[1])
+        kept.append(weakref.ref(next(batches)[1]))
         time.sleep(0.02)  # the others are made meanwhile
-        assert kept() is None
+        assert sum(batch() is not None for batch in kept) <= (4 if threads_run_together() else 0)
 
 
 class Failing(Silent):

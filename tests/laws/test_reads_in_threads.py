@@ -16,6 +16,7 @@ from leftovers import nothing_left
 
 from loaderkit.datasets.base import reads_batches, reads_columns, reads_many
 from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.seeding.draws import thread_safe
 
 THREADS, READS = 8, 40
 SHORT, LONG = 3, 20  # indices in a read
@@ -23,6 +24,15 @@ SHORT, LONG = 3, 20  # indices in a read
 
 def test_every_public_dataset_is_read() -> None:
     assert public_datasets() <= set(KINDS)
+
+
+# Encoders of rows call the user's tokenizer; the others wrap a class of the test that promises nothing.
+NOT_SHARED = {"ChatDataset", "Handle", "MapDataset", "MultimodalDataset", "PreferenceDataset", "share"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_datasets_say_that_threads_may_read_them(kind: str, tmp_path: Path) -> None:
+    assert thread_safe(KINDS[kind](tmp_path)) == (kind not in NOT_SHARED)
 
 
 def ways(dataset: Any) -> list[Callable[[Sequence[int]], Any]]:

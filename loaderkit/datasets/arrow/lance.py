@@ -12,7 +12,7 @@ from loaderkit.datasets.base import Transform, check_index, check_indices
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.handles import Handle
 from loaderkit.datasets.places import Place
-from loaderkit.seeding.draws import DeclaresDraws
+from loaderkit.seeding.draws import Declares
 from loaderkit.seeding.sample_seeds import per_sample
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.arrow_values import to_samples
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class LanceDataset(DeclaresDraws):
+class LanceDataset(Declares):
     """The rows of one version of a Lance dataset, as `ParquetDataset` gives rows.
 
     An update or a delete changes the numbers of later rows, so row 3 of another version may be another row. The version

@@ -24,14 +24,14 @@ from loaderkit.datasets.chunked.columns import (
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.handles import Handle
 from loaderkit.datasets.places import Place
-from loaderkit.seeding.draws import DeclaresDraws
+from loaderkit.seeding.draws import Declares
 from loaderkit.seeding.sample_seeds import per_sample
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_choice, listed
 from loaderkit.system.digests import digest
 
 
-class ZarrDataset(DeclaresDraws):
+class ZarrDataset(Declares):
     """The rows of a Zarr store of format version 2 or 3, with shards or without.
 
     A sample is a dict with a row of each array, or the row itself if the store is one array. A row of numbers is an array (*) or a

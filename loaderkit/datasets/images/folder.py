@@ -15,7 +15,7 @@ from loaderkit.datasets.images.decoders import PictureDecoder, check_decoder, de
 from loaderkit.datasets.places import Place
 from loaderkit.files.foreign_formats import describe
 from loaderkit.files.regular_file import read_regular
-from loaderkit.seeding.draws import DeclaresDraws
+from loaderkit.seeding.draws import Declares
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import listed
 from loaderkit.system.digests import digest
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
 
 
-class ImageFolder(DeclaresDraws):
+class ImageFolder(Declares):
     """Pictures at `root/class/.../file`, in torchvision's order.
 
     A sample is `(picture, label)`: a uint8 tensor (3, H, W), and the number of the class. See `decode_picture` for

@@ -16,7 +16,7 @@ from loaderkit.datasets.places import Place, place_of
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls
 from loaderkit.sampling.fingerprint import fingerprint_of
-from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
+from loaderkit.seeding.draws import Declares, Draws
 from loaderkit.seeding.sample_seeds import part_of_batch, per_sample, sample_rng
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.overrides import own_attribute
@@ -26,7 +26,7 @@ Labels = Literal["folder"] | Sequence[object] | None
 CACHE_DIR = "~/.cache/loaderkit/media"
 
 
-class ClipDataset(DeclaresDraws):
+class ClipDataset(Declares):
     """A base class: clips of files, or of a field of a dataset's samples that has encoded bytes, a path or a URL."""
 
     suffixes: ClassVar[tuple[str, ...]]
@@ -111,7 +111,10 @@ class ClipDataset(DeclaresDraws):
 
     def _draws(self) -> Draws:
         own = Draws.SAMPLE_RNG if self.clips == "random" else Draws.NOTHING
-        return max(own, draws(self.source), super()._draws())
+        return max(own, super()._draws())
+
+    def _parts(self) -> list[object]:
+        return [self.source, *super()._parts()]
 
     @abstractmethod
     def _measure(self, content: Content) -> tuple[float, float]:

@@ -13,13 +13,13 @@ from loaderkit.datasets.memory.packed import Packed
 from loaderkit.datasets.places import Place
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls, is_remote, stat
-from loaderkit.seeding.draws import DeclaresDraws
+from loaderkit.seeding.draws import Declares
 from loaderkit.system.digests import digest
 
 FILE, LABEL = "file", "label"  # fields of a sample
 
 
-class MediaFiles(DeclaresDraws):
+class MediaFiles(Declares):
     """The paths or URLs of files. A sample is `{"file": path}`, with `"label"` if there are labels.
 
     Args:

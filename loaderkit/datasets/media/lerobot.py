@@ -18,7 +18,7 @@ from loaderkit.datasets.media.decoders import DecoderName, decoder_named
 from loaderkit.datasets.places import Place
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import read_in
-from loaderkit.seeding.draws import DeclaresDraws
+from loaderkit.seeding.draws import Declares
 from loaderkit.seeding.sample_seeds import per_sample
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import listed
@@ -29,7 +29,7 @@ _NEEDED = ("timestamp", "task_index")  # columns that each frame's pictures and 
 _CONVERT = "Convert it: python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=..."
 
 
-class LeRobotDataset(DeclaresDraws):
+class LeRobotDataset(Declares):
     """The frames of a LeRobot dataset, with windows around them.
 
     It reads version 3 of the format, and samples correspond to those of lerobot's own `LeRobotDataset`. A sample is a

@@ -16,12 +16,12 @@ from loaderkit.datasets.base import as_rows, check_index
 from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.memory.shared import SharedList
 from loaderkit.sampling.fingerprint import spread_rows
-from loaderkit.seeding.draws import DeclaresDraws, Draws
+from loaderkit.seeding.draws import Declares
 from loaderkit.seeding.sample_seeds import per_sample
 from loaderkit.system.arrays import Int64Array, native
 from loaderkit.system.batch_memory import LARGE, empty_array, new_empty
 from loaderkit.system.overrides import is_map_style
-from loaderkit.system.tables import Rows, by_position, frame_way_out, is_frame
+from loaderkit.system.tables import by_position, frame_way_out, is_frame
 from loaderkit.system.types import Array
 
 Columns = Any  # a tensor, array or sequence, or a tuple or dict of them, nested
@@ -34,7 +34,7 @@ _SHORT_ROW = 512  # bytes; numpy copies such rows up to twice as fast as torch, 
 Sample = TypeVar("Sample", default=Any)
 
 
-class ArrayDataset(DeclaresDraws, Generic[Sample]):
+class ArrayDataset(Declares, Generic[Sample]):
     """A dataset over columns of equal length, such as tensors and numpy arrays.
 
     Args:
@@ -94,10 +94,10 @@ class ArrayDataset(DeclaresDraws, Generic[Sample]):
         rows = as_rows(self, indices)
         return _map_columns(self._columns, lambda column: _gather(column, rows))
 
-    def _draws(self) -> Draws:
-        # Reading a sequence of the user's own class may draw.
-        plain = (_TensorColumn, np.ndarray, np.memmap, list, range, Rows, SharedList)
-        return super()._draws() if all(type(leaf) in plain for leaf in _leaves(self._columns)) else Draws.ANYTHING
+    def _parts(self) -> list[object]:
+        # Reading a sequence of another class may draw.
+        plain = (_TensorColumn, np.ndarray, np.memmap, list, range, SharedList)
+        return [*super()._parts(), *(leaf for leaf in _leaves(self._columns) if type(leaf) not in plain)]
 
     def fingerprint(self) -> str:
         """Return a digest of the columns' shapes and dtypes, and of 16 rows spread over them."""

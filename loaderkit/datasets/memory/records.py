@@ -8,13 +8,13 @@ import numpy as np
 from loaderkit.datasets.base import Transform, check_index, check_indices
 from loaderkit.datasets.memory.packed import Packed
 from loaderkit.sampling.fingerprint import spread_rows
-from loaderkit.seeding.draws import DeclaresDraws
+from loaderkit.seeding.draws import Declares
 from loaderkit.seeding.sample_seeds import per_sample
 from loaderkit.system.digests import digest
 from loaderkit.system.tables import by_position, frame_way_out, is_frame
 
 
-class RecordDataset(DeclaresDraws):
+class RecordDataset(Declares):
     """Dicts, tuples, strings or other small objects in shared memory.
 
     A list of a million dicts grows each worker's memory as the worker reads it,

@@ -16,7 +16,7 @@ from loaderkit.datasets.rows.files import FileReader
 from loaderkit.datasets.rows.named_rows import NamedRows, naming
 from loaderkit.datasets.rows.parts import is_list, is_text, reference
 from loaderkit.files.storage import Storage
-from loaderkit.seeding.draws import Draws, draws
+from loaderkit.seeding.draws import Draws, draws, thread_safe
 
 Kind = Literal["image", "audio", "video", "parts"]
 
@@ -115,6 +115,10 @@ class _Loaded:
     @property
     def draws_only_sample_rng(self) -> bool:
         return True
+
+    @property
+    def thread_safe(self) -> bool:
+        return all(map(thread_safe, self.clips.values()))
 
     def __call__(self, row: Any) -> dict[str, object]:
         missing = [name for name in self.fields if not isinstance(row, Mapping) or name not in row]

@@ -21,7 +21,7 @@ class TokenSpans:
     `flat` holds all tokens. `starts`, `sizes` and `labels` (N,) describe the spans.
     """
 
-    draws_nothing = True
+    draws_nothing = thread_safe = True
 
     def __init__(self, flat: Tokens, starts: Int64Array, sizes: Int64Array, labels: Int64Array | None = None) -> None:
         self.flat, self.starts, self.sizes, self.labels = flat, starts, sizes, labels

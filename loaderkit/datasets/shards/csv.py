@@ -15,7 +15,6 @@ from loaderkit.datasets.shards.lines import LineFile, scan_lines, skip_bom
 from loaderkit.datasets.shards.spanned import SpannedDataset
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls
-from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import listed
 
@@ -83,9 +82,8 @@ class CsvDataset(SpannedDataset):
         if unknown := sorted(set(self.types) - set(self.columns)):
             raise ValueError(f"CsvDataset: types are given for {unknown}, the columns are {self.columns}.")
 
-    def _draws(self) -> Draws:
-        others = (draws(parser) for parser in self.types.values() if parser not in _PARSERS)
-        return max([super()._draws(), *others])
+    def _parts(self) -> list[object]:
+        return [*super()._parts(), *(parser for parser in self.types.values() if parser not in _PARSERS)]
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
         quoted = False

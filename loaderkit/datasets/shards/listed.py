@@ -17,7 +17,6 @@ from loaderkit.datasets.unpacking import unpack
 from loaderkit.files.listing import Stat
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls, is_remote, relative_to
-from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.arrays import Int64Array, native
 from loaderkit.system.checks import check_ordered
 
@@ -67,7 +66,6 @@ class ListedDataset(ShardedDataset):
         storage: Storage | None,
     ) -> None:
         self._own = dict(decode or {})
-        self._decoders_draw = max(map(draws, self._own.values()), default=Draws.NOTHING)
         self._entries: dict[str, Listed] = {}  # by shard
         super().__init__(urls, transform=transform, max_open=max_open, storage=storage, split=split)
         self._plain_bytes = sum(entry.size_bytes for entry in self._entries.values())
@@ -80,8 +78,8 @@ class ListedDataset(ShardedDataset):
     def check_layouts(self, entries: Mapping[str, Listed]) -> None:
         """Raise a ShardError if the shards' samples cannot be read, or differ in their fields."""
 
-    def _draws(self) -> Draws:
-        return max(super()._draws(), self._decoders_draw)
+    def _parts(self) -> list[object]:
+        return [*super()._parts(), *self._own.values()]
 
     def find(self, urls: Urls, split: str | None) -> Mapping[str, Stat | None]:
         """Return the shards that each folder's index.json lists, in its order."""

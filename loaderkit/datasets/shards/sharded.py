@@ -21,14 +21,14 @@ from loaderkit.datasets.shards.open_shards import Opened, OpenShards
 from loaderkit.files.listing import Stat
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls, shard_name
-from loaderkit.seeding.draws import DeclaresDraws
+from loaderkit.seeding.draws import Declares
 from loaderkit.seeding.sample_seeds import per_sample
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.open_files import FileLimit
 from loaderkit.system.overrides import defines
 
 
-class ShardedDataset(DeclaresDraws, ABC, Generic[Opened]):
+class ShardedDataset(Declares, ABC, Generic[Opened]):
     """Base of datasets over files, or other shards, that are indexed once.
 
     A subclass defines `kind`, `suffixes`, `scan`, `open` and `read`. It reads a shard's bytes by `files.open`,

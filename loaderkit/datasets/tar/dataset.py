@@ -31,7 +31,6 @@ from loaderkit.datasets.tar.index import TarTable, index_tar
 from loaderkit.datasets.tar.open_shard import Block, OpenTar, find_file, to_samples
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls, shard_name
-from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.digests import digest
 
@@ -118,12 +117,10 @@ class TarDataset(ShardedDataset[OpenTar | OpenIndexed]):
             urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage, split=split
         )
         self._decode, self._max_pixels, self.decoder = dict(decode or {}), max_pixels, decoder
-        known = set(map(id, DECODERS.values()))
-        custom = [decode for decode in self._decode.values() if id(decode) not in known]
-        self._decoders_draw = max(map(draws, custom), default=Draws.NOTHING)
 
-    def _draws(self) -> Draws:
-        return max(super()._draws(), self._decoders_draw)
+    def _parts(self) -> list[object]:
+        known = set(map(id, DECODERS.values()))
+        return [*super()._parts(), *(decode for decode in self._decode.values() if id(decode) not in known)]
 
     def scan(self, shard: str) -> tuple[int, Int64Array]:
         """Return a shard's number of samples, and its packed `TarTable`."""

@@ -15,7 +15,7 @@ from loaderkit.datasets.volumes.cut import Shape, cut, spatial_shape, with_locat
 from loaderkit.sampling.fingerprint import fingerprint
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.shard_order import MAX_WINDOW, ShardOrder
-from loaderkit.seeding.draws import DeclaresDraws, Draws, SampleRngSeeds, draws
+from loaderkit.seeding.draws import Declares, Draws, SampleRngSeeds, draws
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.sample_seeds import SampleSeeds, seeds_apart
 from loaderkit.system.arrays import Int64Array
@@ -26,7 +26,7 @@ from loaderkit.system.per_thread import PerThread
 from loaderkit.system.world import World
 
 
-class PatchDataset(DeclaresDraws):
+class PatchDataset(Declares):
     """Patches of volumes, with a length and random access.
 
     Random patches are for training, a grid is for inference. The dataset replaces `torchio.Queue`. A sample is a patch
@@ -177,9 +177,9 @@ class PatchDataset(DeclaresDraws):
         how = f"size={self.size}, {how}" if self.sampler is None else how
         return f"patches({digest(self._counts)}, {how}) of {fingerprint(self.volumes, len(self.volumes))}"
 
-    def _draws(self) -> Draws:
-        volumes = draws(self.volumes) if self.sampler is None else Draws.ANYTHING
-        return max(volumes, super()._draws())
+    def _parts(self) -> list[object]:
+        sampler = [] if self.sampler is None else [self.sampler]
+        return [self.volumes, *sampler, *super()._parts()]
 
     def _start(self, volume: int) -> int:
         return int(self._ends[volume - 1]) if volume else 0
