@@ -319,6 +319,7 @@ def test_nested_samples_say_what_to_do_whatever_torch_raises(
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch, when its own queue receives the first one
 @pytest.mark.parametrize("engine", [{}, {"num_workers": 1}, {"num_workers": 1, "engine": "torch"}])
 def test_sparse_samples_stack_or_say_what_to_do(engine: dict[str, Any]) -> None:
     """COO tensors stack with every engine. Other layouts and nested tensors name the way out."""

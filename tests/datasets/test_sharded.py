@@ -1,7 +1,6 @@
 """Shards with an index: handles, index files and changes, over a format of single bytes."""
 
 import copy
-import gc
 import io
 import multiprocessing
 import os
@@ -16,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 from drawing import equal
+from leftovers import free_what_threads_had
 from shards import SIZES, check_laws, check_reads, with_draws
 
 import loaderkit as lk
 from loaderkit.datasets.shards.index import ShardIndex, beside_path, index_path
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.threads import threads_run_together
 
 
 class ByteFile:
@@ -66,12 +65,6 @@ def _fresh() -> None:
     ByteFile.alive.clear()
     ByteFile.most = 0
     Bytes.scans.clear()
-
-
-def free_what_threads_had() -> None:
-    """Without the GIL, the values of a `threading.local` that is freed wait for the collector of garbage."""
-    if threads_run_together():
-        gc.collect()
 
 
 def write(folder: Path, sizes: list[int]) -> list[int]:

@@ -13,6 +13,14 @@ from typing import Any
 
 import psutil
 
+from loaderkit.system.threads import threads_run_together
+
+
+def free_what_threads_had() -> None:
+    """Without the GIL, the values of a `threading.local` that is freed wait for the collector of garbage."""
+    if threads_run_together():
+        gc.collect()
+
 
 def found(pids: set[int]) -> dict[str, Any]:
     """Count children of this process, its open files and mappings of shared memory, and names of these processes in /dev/shm."""
