@@ -8,7 +8,9 @@ conversation's ids: then the model is trained on what it will see at inference.
 import datetime
 import functools
 import json
+import os
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -28,6 +30,23 @@ _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 _BLOCKS = "a template with {% generation %} blocks,"
 _SHOWN = 40  # characters of a text in an error
+
+
+class _Marking:
+    """Lets one thread at a time render with generation blocks.
+
+    transformers 5.0 notes their places in the compiled template, which all tokenizers with this template share.
+    """
+
+    def __init__(self) -> None:
+        self.free()
+
+    def free(self) -> None:
+        self.lock = threading.Lock()
+
+
+_marking = _Marking()
+os.register_at_fork(after_in_child=_marking.free)  # the thread that holds the lock does not exist in the child
 
 
 class Rendered(NamedTuple):
@@ -127,7 +146,8 @@ class ChatTemplate:
             raise ValueError(f"{self.owner}: the conversation has no answer of the assistant to train on.")
         marked = _GENERATION.search(self._source(chat.tools)) and self.tokenizer.is_fast
         if train_on != "all" and marked:
-            found = self._apply(chat, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+            with _marking.lock:
+                found = self._apply(chat, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
             ids, mask = np.array(found["input_ids"]), np.array(found["assistant_masks"], dtype=bool)
             if not mask.any():
                 raise ValueError(f"{self.owner}: the template's generation blocks mark no token of this conversation.")
