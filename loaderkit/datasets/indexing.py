@@ -7,7 +7,7 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,12 +38,16 @@ from loaderkit.files.atomic import write_atomically
 from loaderkit.files.listing import Stat
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls, is_remote, shard_name, stat
+from loaderkit.system.parallel import map_waiting
 from loaderkit.system.process_pool import map_tasks
 from loaderkit.system.progress import with_progress
 
 GOOD = ("made", "fresh", "without")
 _PART = re.compile(r"[.][0-9a-f]{32}[.]part$")
+_TOGETHER = 16  # remote shards that a process indexes at the same time
 _LEFT_AFTER_S = 3600  # an older partial index file belongs to a run that was killed
+
+Task = tuple[str, ShardIndex | Exception | None]  # a shard, and its entry in the index of its remote folder, if any
 
 
 def index_shards(
@@ -71,7 +75,7 @@ def index_shards(
         folder_index: Whether to write one index of all shards of a folder next to the folder, also in a bucket:
             `.NAME.loaderkit/folder.lkindex`. It can be copied along with the shards, and opening a remote dataset takes
             one or two requests for it. It replaces index files that lie between local shards.
-        jobs: Number of processes.
+        jobs: Number of processes. Each indexes 16 remote shards at a time.
         executor: Runs the work in place of local processes: any `concurrent.futures.Executor`, such as Dask's
             `client.get_executor()` or `RayExecutor()`. All its workers must see local shards and `index_dir` under the
             same path.
@@ -184,11 +188,21 @@ def index_each(
         if job.is_default:
             _remove_damaged({folder_of(shard) for shard in shards if not is_remote(shard)})
     entries = _bucket_entries(shards, job.storage) if job.check else {}
-    tasks = [(shard, entries.get(shard)) for shard in shards]
-    fork = not any(map(is_remote, shards))  # fsspec's threads don't survive a fork
-    done = map_tasks(functools.partial(_index_one, job=job), tasks, executor=executor, jobs=jobs, fork=fork)
-    for (shard, _), result in with_progress(done, len(shards), "checking" if job.check else "indexing"):
-        yield shard, Outcome("failed", detail=str(result)) if isinstance(result, Exception) else result
+    each = [(shard, entries.get(shard)) for shard in shards]
+    together = _TOGETHER if remote else 1
+    tasks = [each[at : at + together] for at in range(0, len(each), together)]
+    fork = not remote  # fsspec's threads don't survive a fork
+    done = map_tasks(functools.partial(_index_some, job=job), tasks, executor=executor, jobs=jobs, fork=fork)
+    yield from with_progress(_one_by_one(done), len(shards), "checking" if job.check else "indexing")
+
+
+def _one_by_one(
+    done: Iterable[tuple[list[Task], list[Outcome] | Exception]],
+) -> Generator[tuple[str, Outcome], None, None]:
+    """Yield the outcome of each shard of the tasks. An error of a task, such as the end of its process, is that of all its shards."""
+    for task, result in done:
+        failed = [Outcome("failed", detail=str(result))] * len(task)
+        yield from zip((shard for shard, _ in task), failed if isinstance(result, Exception) else result, strict=True)
 
 
 def _bucket_entries(shards: Sequence[str], storage: Storage) -> dict[str, ShardIndex | Exception]:
@@ -210,11 +224,22 @@ def _bucket_entries(shards: Sequence[str], storage: Storage) -> dict[str, ShardI
     return found
 
 
-def _index_one(task: tuple[str, ShardIndex | Exception | None], job: IndexJob) -> Outcome:
-    """Index one shard, or check its index.
+def _index_some(tasks: list[Task], job: IndexJob) -> list[Outcome]:
+    """Index shards, or check their indexes; several at a time, as remote ones mostly wait."""
 
-    A task is a shard, and its entry in the index of its remote folder, if any.
-    """
+    def index(task: Task) -> Outcome:
+        try:
+            return _index_one(task, job)
+        except Exception as error:
+            return Outcome("failed", detail=str(error))
+
+    with warnings.catch_warnings():  # here, as it is for all threads
+        warnings.simplefilter("ignore")  # a changed shard is expected
+        return list(map_waiting(index, tasks, _TOGETHER))
+
+
+def _index_one(task: Task, job: IndexJob) -> Outcome:
+    """Index one shard, or check its index."""
     shard, entry = task
     kinds = [format_named(job.format)] if job.format else list(formats_of(shard).values())
     if not any(kind.keeps_index for kind in kinds):
@@ -235,11 +260,9 @@ def _make_index(shard: str, kind: type[ShardedDataset], job: IndexJob) -> Outcom
     content = content_checksum(shard, job.storage) if job.checksum and not fresh else ""
     # A user's own format need not know `storage`.
     storage: dict[str, Any] = {"storage": job.storage} if is_remote(shard) else {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a changed shard is expected here
-        # If index_dir is named, the dataset writes its index there and ignores indexes next to the shard.
-        folder = job.index_dir if fresh else os.fspath(job.index_dir or default_folder())
-        dataset = kind(shard, index_dir=folder, **storage, **job.options)
+    # If index_dir is named, the dataset writes its index there and ignores indexes next to the shard.
+    folder = job.index_dir if fresh else os.fspath(job.index_dir or default_folder())
+    dataset = kind(shard, index_dir=folder, **storage, **job.options)
     if kind.keeps_index and not path.exists() and not fresh:  # the dataset took the entry in its folder's index
         index = dataset.proven_index(0) if is_remote(shard) else dataset.scanned_index(shard)
         save_index(shard, index, job.index_dir)
