@@ -2,7 +2,7 @@
 
 A shard becomes visible when it is complete, and never changes. File locks show what is in use. A process that downloads
 a shard holds an exclusive lock on its part file, and each reader of a shard holds a shared lock. The kernel releases a
-process's locks when it ends for any reason. The next download deletes unlocked parts, and may evict unlocked shards.
+process's locks when it ends for any reason. A process's first download deletes unlocked parts; any may evict unlocked shards.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +21,8 @@ SAME_DATA = 8  # first hexadecimal digits of a key; the shards of one folder sha
 _OURS = re.compile(rf"[0-9a-f]{{32}}({re.escape(WHOLE)}|{re.escape(PART)})")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _POLL_S = 0.02
+_BETWEEN_LOOKS = 63  # downloads, at most
+_ACCOUNT = re.compile(rb"([0-9]{20}) ([0-9]{3})\n")
 
 
 class _NoRoomError(Exception):
@@ -137,8 +139,14 @@ class Cache:
         Raises:
             _NoRoomError: If shards in use and other downloads leave no room, unless `at_any_cost`.
         """
-        with self.locked():
+        with self.locked() as lock:
+            account = Account.read(lock) if self.folder in _looked_at else Account()
+            if account.downloads and account.used + size_bytes <= self.size_bytes:
+                _allocate_or_evict(descriptor, size_bytes, lambda: self._found(part)[0])
+                Account(account.used + size_bytes, account.downloads - 1).write(lock)
+                return True
             shards, downloading = self._found(part)
+            _looked_at.add(self.folder)
             used = downloading + sum(size for _, size in shards)
             while used + size_bytes > self.size_bytes and (freed := _evict(shards)):
                 used -= freed
@@ -151,15 +159,9 @@ class Cache:
                     path, size = shards.pop(0)
                     Path(path).unlink(missing_ok=True)
                     used -= size
-            while True:
-                try:
-                    _allocate(descriptor, size_bytes)
-                except OSError as error:
-                    os.ftruncate(descriptor, 0)
-                    if error.errno not in _FULL or not _evict(shards):
-                        raise
-                else:
-                    return True
+            _allocate_or_evict(descriptor, size_bytes, lambda: shards)
+            Account(used + size_bytes, _BETWEEN_LOOKS).write(lock)
+            return True
 
     def _found(self, part: Path) -> tuple[list[tuple[str, int]], int]:
         """Return paths and sizes of the shards in the order of eviction, and the bytes of other processes' parts."""
@@ -187,14 +189,40 @@ class Cache:
                     yield entry
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the cache's lock: no other process evicts or publishes shards meanwhile."""
+    def locked(self) -> Iterator[int]:
+        """Hold the cache's lock: no other process evicts or publishes shards meanwhile. Yield the lock file's descriptor."""
         descriptor = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
+            yield descriptor
         finally:
             _unlock(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a cache's folder holds, kept in its lock file: a look at all files takes 5 ms for each thousand of them.
+
+    It is never too low, unless others put shards into the folder: downloads that fail and files that are deleted stay in it until
+    the next look.
+
+    Args:
+        used: Bytes of shards and parts.
+        downloads: How many downloads may still begin before the next look at the files, by processes that have looked once.
+    """
+
+    used: int = 0
+    downloads: int = 0
+
+    @staticmethod
+    def read(lock: int) -> "Account":
+        """Read the account. The next download looks at the files if there is none."""
+        found = _ACCOUNT.fullmatch(os.pread(lock, 64, 0))
+        return Account(int(found[1]), int(found[2])) if found else Account()
+
+    def write(self, lock: int) -> None:
+        """Write the account."""
+        os.pwrite(lock, f"{self.used:020} {self.downloads:03}\n".encode(), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +260,7 @@ class Part:
         return opened
 
 
+_looked_at: set[Path] = set()  # folders; a process's first download deletes what killed ones left
 _parts: set[int] = set()  # descriptors of the parts that this process downloads
 
 
@@ -319,6 +348,23 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
         return False
+
+
+def _allocate_or_evict(descriptor: int, size_bytes: int, find: Callable[[], list[tuple[str, int]]]) -> None:
+    """Allocate disk space for a part. If the disk is full, evict what `find` returns, one after another."""
+    shards: list[tuple[str, int]] | None = None
+    while True:
+        try:
+            _allocate(descriptor, size_bytes)
+        except OSError as error:
+            os.ftruncate(descriptor, 0)
+            if error.errno not in _FULL:
+                raise
+            shards = find() if shards is None else shards
+            if not _evict(shards):
+                raise
+        else:
+            return
 
 
 def _allocate(descriptor: int, size_bytes: int) -> None:

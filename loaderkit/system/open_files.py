@@ -38,10 +38,13 @@ class OpenFiles(Opened):
             _Registry.known.add(self)
 
     def make_room(self) -> None:
-        """Close the handles used longest ago until one more may be opened."""
+        """Close the handles used longest ago until one more may be opened. Those whose `is_over` is false are closed last."""
         most = self._most()
         while len(self.handles) >= most:
-            self.close_some([next(iter(self.handles))])
+            oldest = next(iter(self.handles))
+            self.close_some(
+                [next((number for number, one in self.handles.items() if getattr(one, "is_over", True)), oldest)]
+            )
 
     def close_some(self, numbers: Iterable[int]) -> None:
         """Close the handles with these numbers, if there are any."""

@@ -120,6 +120,33 @@ def test_only_our_own_files_go(tmp_path: Path) -> None:
     assert target.stat().st_size == 5000
 
 
+def test_the_bound_holds_though_few_downloads_look_at_all_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the account is damaged; what others put into the folder is counted after 64 downloads at the latest."""
+    looks: list[Path] = []
+    found = Cache._found
+    monkeypatch.setattr(Cache, "_found", lambda cache, part: looks.append(part) or found(cache, part))
+    cache, bound = Cache(tmp_path, 500_000), 500_000
+
+    def held() -> int:
+        return sum(path.stat().st_size for path in tmp_path.glob("*.lk*"))
+
+    for number in range(400):
+        open_shard(cache, key(number), 1000, writes(number)).close()
+        assert held() == (number + 1) * 1000
+    assert 0 < len(looks) <= 400 // 64 + 1
+    (tmp_path / "loaderkit.lock").write_bytes(b"00 not an account")
+    for number in range(400, 600):
+        open_shard(cache, key(number), 1000, writes(number)).close()
+        assert held() <= bound
+    assert held() == bound
+    (tmp_path / (key(1, data=7) + ".lkshard")).write_bytes(bytes(20_000))
+    for number in range(600, 664):
+        open_shard(cache, key(number), 1000, writes(number)).close()
+    assert held() <= bound
+
+
 def test_what_is_open_stays(tmp_path: Path) -> None:
     """Also a shard that was found there, and one that is downloaded. The limit is exceeded at any cost only."""
     cache, log = Cache(tmp_path, 2000), tmp_path / "log"

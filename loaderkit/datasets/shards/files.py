@@ -30,6 +30,7 @@ class ShardFiles:
     def __init__(self, storage: Storage, *, maps: bool) -> None:
         self.storage, self.maps = storage, maps
         self.remote: dict[str, Stat] = {}
+        self._counted = 0, 0  # a number of remote shards, and their bytes in all
         self._checksums: dict[str, str] = {}  # that remote shards must have
         self._unproven: set[str] = set()  # remote shards whose index is trusted only if the checksum matches
 
@@ -59,8 +60,12 @@ class ShardFiles:
     @property
     def remote_bytes(self) -> int:
         """Total size of the remote shards in bytes."""
-        versions = list(self.remote.values())  # a copy, as another thread may add a file
-        return sum(found.size_bytes for found in versions)
+        count, size_bytes = self._counted
+        if count != len(self.remote):  # each opening asks, so not for all shards each time
+            versions = list(self.remote.values())  # a copy, as another thread may add a file
+            size_bytes = sum(found.size_bytes for found in versions)
+            self._counted = len(versions), size_bytes
+        return size_bytes
 
     def cache_cost(self) -> str | None:
         """Return how much of the remote shards the cache holds, in words; None if all shards are local."""
