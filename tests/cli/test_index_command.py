@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -158,6 +159,25 @@ def test_the_folders_index_is_an_index_of_its_shards(
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlowStore]:
     with run_store(tmp_path_factory.mktemp("store")) as found:
         yield found
+
+
+def test_a_process_indexes_several_remote_shards_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And names each one that fails."""
+    with run_store(tmp_path, latency_s=0.1) as store:
+        folder = store.root / "bucket" / "many"
+        lk.write_shards([{"cls": row} for row in range(40)], folder, samples_per_shard=2)
+        shutil.rmtree(side(folder))
+        broken = folder / "shard-000007.tar"
+        broken.write_bytes(broken.read_bytes()[:700])
+        options = [f"--storage-option={name}={value}" for name, value in store.options.items()]
+        folders = [f"--index-dir={tmp_path / 'index'}", f"--cache-dir={tmp_path / 'cache'}"]
+        assert main(["index", "s3://bucket/many/", *options, *folders, "--jobs=1"]) == 1
+        asked = [(one["method"], one["path"]) for one in store.requests() if one["path"].endswith(".tar")]
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[-1] == "20 shards: 1 failed, 19 made; 38 samples"
+    assert "failed  s3://bucket/many/shard-000007.tar" in shown.err
+    before_the_first_read = takewhile(lambda request: request[0] != "GET", asked)
+    assert len({path for _, path in before_the_first_read}) > 3  # one after another it is 1
 
 
 def test_check_reads_the_index_of_a_buckets_folder_once(
