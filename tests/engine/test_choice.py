@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.utils.data as torch_data
 from drawing import equal
+from forwarding import Forwards
 
 import loaderkit as lk
 
@@ -121,24 +122,6 @@ class Changed(Shared):
 
     def __getitem__(self, index: int) -> int:
         return -index
-
-
-class Forwards:
-    """A wrapper whose samples are its own, but not its attributes."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.inner[index]
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "inner" or name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.inner, name)
 
 
 @pytest.mark.usefixtures("_no_gil")

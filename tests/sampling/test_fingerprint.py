@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data as torch_data
+from forwarding import Forwards
 from sealed import reseal
 
 import loaderkit as lk
@@ -48,24 +49,6 @@ class WithAttribute(Own):
     def __init__(self, first: int = 0) -> None:
         super().__init__(first)
         self.fingerprint = f"numbers from {first}"
-
-
-class Forwards:
-    """Speaks with the data's own voice for every name that it lacks."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.inner[index]
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "inner" or name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.inner, name)
 
 
 def rows(seed: int | None, function: bool = False) -> Any:
