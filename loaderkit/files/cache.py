@@ -142,8 +142,9 @@ class Cache:
         with self.locked() as lock:
             account = Account.read(lock) if self.folder in _looked_at else Account()
             if account.downloads and account.used + size_bytes <= self.size_bytes:
-                _allocate_or_evict(descriptor, size_bytes, lambda: self._found(part)[0])
+                # Before the allocation: if this process is killed in between, the account is too high, not too low.
                 Account(account.used + size_bytes, account.downloads - 1).write(lock)
+                _allocate_or_evict(descriptor, size_bytes, lambda: self._found(part)[0])
                 return True
             shards, downloading = self._found(part)
             _looked_at.add(self.folder)
@@ -159,8 +160,8 @@ class Cache:
                     path, size = shards.pop(0)
                     Path(path).unlink(missing_ok=True)
                     used -= size
-            _allocate_or_evict(descriptor, size_bytes, lambda: shards)
             Account(used + size_bytes, _BETWEEN_LOOKS).write(lock)
+            _allocate_or_evict(descriptor, size_bytes, lambda: shards)
             return True
 
     def _found(self, part: Path) -> tuple[list[tuple[str, int]], int]:
