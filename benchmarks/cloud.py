@@ -155,7 +155,7 @@ def turn(name: str, store: Store, shuffle: bool, workers: int, step_s: float) ->
     command = [python_of(name), str(HERE / "lib" / "cloud_turns.py"), "read", name, str(cache), *given]
     begun = time.time()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TURN_S, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TURN_S, check=True, env=_environment())
         found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
         tell(f"{name}, shuffle {shuffle}, {workers} workers: left out: took longer than {TURN_S:g} s.")
@@ -169,6 +169,11 @@ def turn(name: str, store: Store, shuffle: bool, workers: int, step_s: float) ->
     asked = store.ask("stats")
     more = {"bytes": sum(request["bytes"] for request in asked), "requests": len(asked)}
     return found | more | {"whole": found["ended"] - begun}
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of a turn. Where it forbids it, Python may keep compiled modules, as it does for users."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def python_of(name: str) -> str:

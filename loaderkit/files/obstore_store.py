@@ -1,29 +1,24 @@
 """Objects of S3, Google Cloud Storage and Azure through obstore (extra `cloud`), for less CPU time than through fsspec.
 
 obstore's threads do not survive a fork. If a process has used obstore, its forked children read through fsspec instead.
-Before workers are forked, a separate program (`obstore_process`) lists and reads S3 objects.
+Before workers are forked, a separate program (`obstore_program`) lists and reads S3 objects.
 """
 
 import ctypes
 import json
 import os
-import pickle
 import re
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import Any, ClassVar
 
+from loaderkit.files import obstore_program
 from loaderkit.files.fsspec_store import FsspecStore
 from loaderkit.files.listing import Entry, Stat, Wanted, stat_of
-from loaderkit.files.obstore_process import NOT_FOUND
 from loaderkit.files.obstore_settings import find_opening
 from loaderkit.system.retry import TRANSIENT_STATUS, TransientError
 from loaderkit.system.worker_info import in_worker_process
 
 _LEAST_BYTES = 1 << 20  # of a range that obstore reads outside workers: smaller ones may come before workers are forked
-_MOST_APART = 8  # programs that a process starts at most: for more requests, s3fs is faster
 _KEY = re.compile(r"[\w=.-]+(/[\w=.-]+)*", re.ASCII)  # names of objects that obstore does not escape
 _STATUS = re.compile(r"status code: (\d{3})")
 
@@ -32,7 +27,6 @@ class _Process:
     stores: ClassVar[dict[str, Any]] = {}  # by bucket and options; None if fsspec has to read
     opening = threading.Lock()
     parent_used_it = False
-    apart = 0  # programs started
 
     @classmethod
     def after_fork(cls) -> None:
@@ -67,6 +61,7 @@ class ObstoreStore:
 
     def info(self, url: str) -> Stat | None:
         """Return the version of an object."""
+        obstore_program.end()
         return self._by_fsspec.info(url)
 
     def put(self, url: str, content: bytes) -> None:
@@ -92,6 +87,7 @@ class ObstoreStore:
             content = self._read(key, start, stop)
         elif apart:
             content = self._run_apart("read", key, start, stop)
+        obstore_program.end()
         return self._by_fsspec.get(url, start, stop) if content is None else content
 
     def _read(self, key: str, start: int, stop: int) -> Any:
@@ -149,26 +145,15 @@ class ObstoreStore:
         known = self._bucket.startswith(("s3://", "s3a://")) and _KEY.fullmatch(self._container)
         if not known or (key is not None and not _KEY.fullmatch(key)):
             return None
-        if _Process.apart >= _MOST_APART or getattr(sys, "frozen", False):
-            return None
         if (found := find_opening(f"{self._bucket}/", self._by_fsspec)) is None:
             return None
-        _Process.apart += 1
         settings = found.settings
         if (provider := settings.pop("credential_provider", None)) is not None:
             given = provider()
             settings |= {"access_key_id": given["access_key_id"], "secret_access_key": given["secret_access_key"]}
             settings |= {"session_token": given["token"]} if given["token"] else {}
-        # By standard input: a command line would show secrets to other users.
-        task = pickle.dumps((sys.path, self._container, settings, call, (key, *arguments)))
-        command = [sys.executable, "-P", str(Path(__file__).with_name("obstore_process.py"))]
-        try:
-            done = subprocess.run(command, input=task, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
-        except OSError:
-            return None
-        if done.returncode == NOT_FOUND and call == "read":
-            raise FileNotFoundError(f"{self._bucket}/{key}")
-        return pickle.loads(done.stdout) if done.returncode == 0 else None
+        # After a listing comes the index of the folder, then the shards.
+        return obstore_program.ask((self._container, settings, call, (key, *arguments)), again=call == "list")
 
 
 def _status_in(said: str) -> int | None:

@@ -19,7 +19,7 @@ from loaderkit.system.shared_counts import SharedCounts
 if TYPE_CHECKING:
     from loaderkit.files.copies import Copy
 
-_SOON_BYTES = 8 << 20  # readers of smaller files wait for the download
+_SOON_BYTES = 4 << 20  # readers of smaller files wait for the download
 
 
 @dataclass(frozen=True, slots=True)

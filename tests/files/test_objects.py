@@ -116,6 +116,55 @@ def test_a_process_and_its_workers_begin_without_s3fs(store: SlowStore, tmp_path
     assert samples == [(number, []) for number in range(4)]
 
 
+_BEGIN = """
+import os, subprocess, sys
+import loaderkit as lk
+from loaderkit.files import obstore_program as program
+
+started = []
+class Started(subprocess.Popen):
+    def __init__(self, *given, **more):
+        super().__init__(*given, **more)
+        if "obstore_process.py" in str(self.args):
+            started.append(self)
+program.subprocess.Popen = Started
+storage = lk.Storage({"key": "test", "secret": "test", "endpoint_url": sys.argv[1]}, cache_dir=None)
+assert len(storage.find("s3://many/p/*.tar", [".tar"])) == 1100
+assert [one.poll() for one in started] == [None], started  # it waits for its next task
+"""
+_AFTER = {
+    "a read": 'storage.read("s3://tars/train/shard-000000.tar", 0, 9, apart=True)',
+    "a missing index": """
+try:
+    storage.read("s3://tars/none.tar", 0, 9, apart=True)
+except FileNotFoundError as error:
+    assert "none.tar" in str(error)
+""",
+    "another request": 'storage.stat("s3://many/p/0001.tar")',
+    "a fork": "if (fork := os.fork()) == 0:\n    os._exit(0)\nos.waitpid(fork, 0)",
+    "the end": "import atexit; atexit.register(print, 'over'); program.end()",
+}
+
+
+@pytest.mark.parametrize("what", _AFTER)
+def test_one_program_makes_the_first_requests_and_none_is_left(what: str, store: SlowStore) -> None:
+    last = "assert len(started) == 1 and started[0].returncode is not None, started"
+    code = f"{_BEGIN}\n{_AFTER[what]}\n{last}"
+    subprocess.run([sys.executable, "-c", code, store.options["endpoint_url"]], check=True, timeout=120)
+
+
+def test_a_program_that_was_killed_is_replaced_by_s3fs(store: SlowStore) -> None:
+    code = f"""{_BEGIN}
+started[0].kill()
+started[0].wait()
+assert len(storage.find("s3://many/", [".tar"])) == 1102
+assert len(started) == 1 and "s3fs" in sys.modules
+assert len(storage.find("s3://many/p/", [".tar"])) == 1101
+assert len(started) == 2
+"""
+    subprocess.run([sys.executable, "-c", code, store.options["endpoint_url"]], check=True, timeout=120)
+
+
 @pytest.mark.parametrize("url", ["s3://many/none/*.tar", "s3://many/none/", "s3://none/*.tar", "s3://none/p/"])
 def test_what_is_not_there_is_named(url: str, store: SlowStore, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no shards at|is not there"):

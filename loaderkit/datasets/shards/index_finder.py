@@ -21,6 +21,8 @@ class Format(Protocol):
     def kind(self) -> str: ...
     @property
     def keeps_index(self) -> bool: ...
+    @property
+    def gives_indexes(self) -> bool: ...
     def has_offsets(self, index: ShardIndex, /) -> bool: ...
     def given_index(self, shard: str) -> ShardIndex | None: ...
     def scanned_index(self, shard: str) -> ShardIndex: ...
@@ -52,15 +54,26 @@ class IndexFinder:
         """Return the indexes of shards."""
         if not self._files.remote:
             return list(map(self._find, shards))
-        first = self._find(shards[0])  # opens the session that the other requests share
-        # Without an index each shard must be read: read several at a time, and show progress.
-        rest = map_waiting(self._find, shards[1:], _AT_ONCE)
-        return [first, *with_progress(rest, len(shards) - 1, "indexing")]
+        found: dict[str, ShardIndex] = {}
+        make = self._find
+        if not self._format.gives_indexes:
+            # In this thread: a thread for each shard would take longer than the search.
+            found = {shard: known for shard in shards if (known := self._known(shard)) is not None}
+            make = self._make
+        if missing := [shard for shard in shards if shard not in found]:
+            # Each of these is read: first one, which opens the session that the others share, then several at a time.
+            made = [make(missing[0])]
+            rest = map_waiting(make, missing[1:], _AT_ONCE)
+            made += with_progress(rest, len(missing) - 1, "indexing")
+            found |= zip(missing, made, strict=True)
+        return [found[shard] for shard in shards]
 
     def _find(self, shard: str) -> ShardIndex:
+        return self._format.given_index(shard) or self._known(shard) or self._make(shard)
+
+    def _known(self, shard: str) -> ShardIndex | None:
+        """Return a saved index, or that in the index of the folder; None if neither fits."""
         form = self._format
-        if (given := form.given_index(shard)) is not None:
-            return given
         found = self._files.stat(shard)
         candidates: list[ShardIndex] = []
         for path, index in saved_indexes(shard, form.kind, self._index_dir) if form.keeps_index else ():
@@ -85,7 +98,10 @@ class IndexFinder:
             return same
         if candidates:
             self.changed.append(shard)
-        index = form.scanned_index(shard)
-        if form.keeps_index:
+        return None
+
+    def _make(self, shard: str) -> ShardIndex:
+        index = self._format.scanned_index(shard)
+        if self._format.keeps_index:
             keep_index(shard, index, self._index_dir)
         return index

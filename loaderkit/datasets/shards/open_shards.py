@@ -34,7 +34,7 @@ class OpenShards(Generic[Opened]):
     def __init__(self, owner: str, shards: Sequence[str], files: ShardFiles, limit: FileLimit) -> None:
         self._owner, self._shards, self._files, self._limit = owner, shards, files, limit
         self._opened = PerThread(OpenFiles, limit)
-        self._last_read = -1
+        self._last_read: int | None = None
 
     def get(self, part: int, open_shard: Callable[[int], Opened]) -> Opened:
         """Return this thread's open shard number `part`; open it by `open_shard(part)` if needed."""
@@ -65,9 +65,12 @@ class OpenShards(Generic[Opened]):
             wanted: Indices of the samples that are read (B,).
         """
         first, last = int(wanted[0]), int(wanted[-1])
-        is_run, skipped = last - first == len(wanted) - 1, first - self._last_read - 1
+        is_run, before = last - first == len(wanted) - 1, self._last_read
         self._last_read = last
-        if not is_run or not 0 <= skipped < _WORKERS * len(wanted):
+        if before is None or not is_run:  # the first read has all connections
+            return False
+        skipped = first - before - 1
+        if not 0 <= skipped < _WORKERS * len(wanted):
             return False
         if not skipped:  # no other worker shares this sequential read
             self.close_some([one for one in self._opened.own.handles if 0 <= one < part])

@@ -54,6 +54,7 @@ class ShardedDataset(Declares, ABC, Generic[Opened]):
     suffixes: ClassVar[tuple[str, ...]]
     shared_suffixes: ClassVar[tuple[str, ...]] = ()  # further suffixes, which other formats use too
     keeps_index: ClassVar[bool] = True  # whether an index file is saved; False if a scan is as fast as reading it
+    gives_indexes = False  # whether `given_index` may return one
     reads_folders: ClassVar[bool] = False  # whether `urls` are folders, each with a list of its shards
     files_each: ClassVar[int] = 1  # number of files that an open shard keeps open
     maps: ClassVar[bool] = False  # whether shards are memory-mapped: then a remote one needs a local copy

@@ -112,7 +112,7 @@ class TarDataset(ShardedDataset[OpenTar | OpenIndexed]):
     ) -> None:
         check_max_pixels("TarDataset", max_pixels)
         check_decoder("TarDataset", decoder)
-        self._split = split
+        self._split, self.gives_indexes = split, split is not None
         super().__init__(
             urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage, split=split
         )

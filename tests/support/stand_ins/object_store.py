@@ -16,6 +16,7 @@ import contextlib
 import email.utils
 import hashlib
 import json
+import os
 import random
 import re
 import time
@@ -98,7 +99,7 @@ class ObjectStore:
             part.write_bytes(content)
             part.replace(path)
             answer = b"" if google is None else json.dumps(_resource(bucket, key, path)).encode()
-            _send(writer, request, "200 OK", answer, {"ETag": _etag(path)})
+            _send(writer, request, "200 OK", answer, {"ETag": _etag(path, path.stat())})
         elif not path.is_file():
             _send(
                 writer, request, "404 Not Found", b"<Error><Code>NoSuchKey</Code><Message>no such key</Message></Error>"
@@ -114,9 +115,10 @@ class ObjectStore:
     async def _send_object(
         self, writer: asyncio.StreamWriter, request: Request, path: Path, noted: dict[str, Any]
     ) -> None:
-        size, etag = path.stat().st_size, _etag(path)
+        found = path.stat()
+        size, etag = found.st_size, _etag(path, found)
         headers = {"ETag": etag, "Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
-        headers["Last-Modified"] = email.utils.formatdate(int(path.stat().st_mtime), usegmt=True)
+        headers["Last-Modified"] = email.utils.formatdate(int(found.st_mtime), usegmt=True)
         if request.headers.get("if-match", etag).strip('"') != etag.strip('"'):
             _send(writer, request, "412 Precondition Failed", b"")
             return
@@ -168,8 +170,8 @@ class ObjectStore:
     def _page(self, bucket: str, prefix: str, delimiter: str, after: str) -> tuple[list[str], list[str], bool]:
         """Return keys, folders, and whether more keys follow."""
         root = self.root / bucket
-        paths = [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
-        keys = sorted(key for key in paths if key.startswith(prefix) and not Path(key).name.startswith("."))
+        files = (Path(folder, name) for folder, _, names in os.walk(root) for name in names if not name.startswith("."))
+        keys = sorted(key for path in files if (key := str(path)[len(str(root)) + 1 :]).startswith(prefix))
         folders = {key: _folder(key, prefix, delimiter) for key in keys}
         found = [key for key in keys if not folders[key] and key > after]
         return found[:_PAGE], [] if after else sorted(set(folders.values()) - {""}), len(found) > _PAGE
@@ -189,9 +191,10 @@ class ObjectStore:
         lines += [f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>"] if more else []
         for key in page:
             path = self.root / bucket / key
+            found = path.stat()
             lines.append(
-                f"<Contents><Key>{escape(key)}</Key><LastModified>{_changed(path)}</LastModified><ETag>{escape(_etag(path))}"
-                f"</ETag><Size>{path.stat().st_size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+                f"<Contents><Key>{escape(key)}</Key><LastModified>{_changed(found)}</LastModified><ETag>{escape(_etag(path, found))}"
+                f"</ETag><Size>{found.st_size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
             )
         lines += [f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>" for folder in folders]
         names = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
@@ -240,16 +243,17 @@ def _uploaded(request: Request) -> tuple[str, bytes]:
 
 def _resource(bucket: str, key: str, path: Path) -> dict[str, str]:
     """Return what Google's JSON API says of an object. Its entity tags are not those of the XML API."""
-    found = {"kind": "storage#object", "bucket": bucket, "name": key, "size": str(path.stat().st_size)}
-    return found | {"updated": _changed(path), "timeCreated": _changed(path), "etag": "json" + _etag(path).strip('"')}
-
-
-def _changed(path: Path) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(int(path.stat().st_mtime)))
-
-
-def _etag(path: Path) -> str:
     found = path.stat()
+    named = {"kind": "storage#object", "bucket": bucket, "name": key, "size": str(found.st_size)}
+    times = {"updated": _changed(found), "timeCreated": _changed(found)}
+    return named | times | {"etag": "json" + _etag(path, found).strip('"')}
+
+
+def _changed(found: os.stat_result) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(int(found.st_mtime)))
+
+
+def _etag(path: Path, found: os.stat_result) -> str:
     return '"' + hashlib.md5(f"{path.name} {found.st_mtime_ns} {found.st_size}".encode()).hexdigest() + '"'
 
 
