@@ -19,7 +19,7 @@ from report.declare import LOADER, ORDERS, Report, each
 OURS = "lk.Loader"
 SHARD_MB, PEERS_MB = (1, 8, 64), 8
 
-REPORT = Report(minutes=29, group="From a bucket")
+REPORT = Report(minutes=19, group="From a bucket")
 for name, bound in ((LOADER, 1.15), (f"{LOADER}, s3fs", 1.3)):
     REPORT.target(
         f"`{name}`: shards of 1, 8 and 64 MB, in order, then shuffled, from the process's start: over the network's limit",
