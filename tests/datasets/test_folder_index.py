@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+import threading
 import time
 import warnings
 import zlib
@@ -19,6 +20,7 @@ from shards_written import NeverScans, as_earlier, folder_index, side
 
 import loaderkit as lk
 from loaderkit.cli.command import main
+from loaderkit.datasets.shards import folder_index as module
 from loaderkit.datasets.shards.folder_index import FOLDER_INDEX, to_bytes
 from loaderkit.testing import assert_exactly_once, assert_resumable
 
@@ -283,3 +285,38 @@ def test_the_laws_hold_over_a_folder_index(store: SlowStore, tmp_path: Path) -> 
 
     assert_exactly_once(make_loader, worlds=(1, 3), samples=97, ids=ids)
     assert_resumable(make_loader, stops=tier.some(range(2 * 14 + 1)), ids=ids)
+
+
+def test_the_indexes_of_several_folders_are_read_at_the_same_time(
+    store: SlowStore, storage: lk.Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls = [upload(write(tmp_path / name, TEXTS[:20]), store, f"several-{name}") for name in "abcde"]
+    meet, read = threading.Barrier(len(urls) - 1), module.read_folder_index
+
+    def read_together(folder: str, storage: lk.Storage) -> Any:
+        if "several-a" not in folder:  # the first one comes alone: it opens the session that the others share
+            meet.wait(60)
+        return read(folder, storage)
+
+    monkeypatch.setattr(module, "read_folder_index", read_together)
+    data = lk.TarDataset(urls, storage=storage, index_dir=tmp_path / "index")
+    assert data.shard_sizes.tolist() == [10, 10] * len(urls)
+    assert not list(tmp_path.glob("index/*"))
+
+
+@pytest.mark.parametrize("saved", [0, 1, 2, 5])
+def test_saved_indexes_and_those_of_a_folder_are_mixed(
+    saved: int, store: SlowStore, storage: lk.Storage, tmp_path: Path
+) -> None:
+    """Some shards have an index of their own on this host, some one in their folder, and some none."""
+    url = upload(write(tmp_path / "shards", TEXTS[:50]), store, f"mixed-{saved}")
+    place, index = store.root / f"mixed-{saved}" / ".train.loaderkit" / FOLDER_INDEX, tmp_path / "index"
+    place.unlink()
+    for number in range(saved):
+        lk.TarDataset(f"{url}/shard-{number:06}.tar", storage=storage, index_dir=index)
+    assert len(list(index.glob("*"))) == saved
+    entries = module.read_folder_index(str(tmp_path / "shards"), storage)
+    place.write_bytes(to_bytes({name: entries[name].loaded() for name in sorted(entries)[1:4]}))
+    data = lk.TarDataset(f"{url}/*.tar", storage=storage, index_dir=index)
+    assert data.shard_sizes.tolist() == [10] * 5
+    assert keys(data) == list(range(50))

@@ -21,12 +21,14 @@ from loaderkit.files.listing import Stat
 from loaderkit.files.regular_file import open_regular
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import INDEX_SUFFIX, is_remote, shard_name, side_folder
+from loaderkit.system.parallel import map_waiting
 
 FOLDER_INDEX = "folder" + INDEX_SUFFIX
 VERSION = 1
 _MAGIC = b"LKFOLDER"
 _FIXED = len(_MAGIC) + 8 + 4  # bytes: the magic, the header's size and its checksum
 _FIRST = 1 << 20  # bytes of the first request: enough for the header of some thousand shards
+_AT_ONCE = 16  # folders whose index is read at the same time
 _COLUMNS = ("names", "kinds", "counts", "size_bytes", "changed_ns", "etags", "contents", "lengths")
 
 
@@ -188,13 +190,23 @@ class FolderIndexes:
 
     def get(self, shard: str) -> ShardIndex | None:
         """Return a shard's entry; None if its folder has no index file, or the file lacks the shard."""
-        folder = folder_of(shard)
+        return self._entries(folder_of(shard)).get(shard_name(shard))
+
+    def read(self, shards: Iterable[str]) -> None:
+        """Read the index files of the folders of shards, several at a time, before they are looked up."""
+        folders = list(dict.fromkeys(map(folder_of, shards)))
+        for folder in folders[:1]:  # opens the session that the other requests share
+            self._entries(folder)
+        for _ in map_waiting(self._entries, folders[1:], _AT_ONCE):
+            pass
+
+    def _entries(self, folder: str) -> dict[str, ShardIndex]:
         with self._lock:
             lock = self._locks.setdefault(folder, threading.Lock())
         with lock:
             if folder not in self._read:
                 self._read[folder] = read_folder_index(folder, self._storage)
-        return self._read[folder].get(shard_name(shard))
+        return self._read[folder]
 
 
 def fitted(index: ShardIndex, shard: str, found: Stat) -> ShardIndex | None:

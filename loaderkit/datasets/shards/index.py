@@ -169,9 +169,13 @@ def index_path(shard: str, folder: str | None) -> Path:
     Raises:
         FileNotFoundError: If the user has no such folder; see `default_folder`.
     """
-    place = Path(folder) if folder else default_folder()
+    return (Path(folder) if folder else default_folder()) / index_name(shard)
+
+
+def index_name(shard: str) -> str:
+    """Return the name of a shard's index file in a folder of indexes."""
     name = shard if is_remote(shard) else os.path.realpath(shard)
-    return place / f"{derive_seed(name):016x}-{shard_name(shard)[-200:]}{INDEX_SUFFIX}"
+    return f"{derive_seed(name):016x}-{shard_name(shard)[-200:]}{INDEX_SUFFIX}"
 
 
 def beside_path(shard: str) -> Path:
@@ -213,6 +217,15 @@ def saved_indexes(shard: str, kind: str, folder: str | None) -> Iterator[tuple[P
             continue
         if index.kind == kind:
             yield path, index
+
+
+def saved_names(folder: str | None) -> set[str] | None:
+    """Return the names of the files in a folder of indexes, None for the user's; None if they can't be listed."""
+    try:
+        place = Path(folder) if folder else default_folder()
+        return set(os.listdir(place)) if place.exists() else set()  # noqa: PTH208 - only names
+    except OSError:
+        return None
 
 
 def _index_files(shard: str, folder: str | None) -> Iterator[Path]:

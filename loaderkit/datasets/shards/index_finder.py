@@ -6,7 +6,14 @@ from typing import Protocol
 
 from loaderkit.datasets.shards.files import ShardFiles
 from loaderkit.datasets.shards.folder_index import FolderIndexes, fitted
-from loaderkit.datasets.shards.index import ShardIndex, index_error, keep_index, saved_indexes
+from loaderkit.datasets.shards.index import (
+    ShardIndex,
+    index_error,
+    index_name,
+    keep_index,
+    saved_indexes,
+    saved_names,
+)
 from loaderkit.files.urls import is_remote
 from loaderkit.system.parallel import map_waiting
 from loaderkit.system.progress import with_progress
@@ -55,15 +62,23 @@ class IndexFinder:
         if not self._files.remote:
             return list(map(self._find, shards))
         found: dict[str, ShardIndex] = {}
-        make = self._find
-        if not self._format.gives_indexes:
-            # In this thread: a thread for each shard would take longer than the search.
-            found = {shard: known for shard in shards if (known := self._known(shard)) is not None}
-            make = self._make
+        unsaved: dict[str, None] = {}  # in the order of the shards
+        names = saved_names(self._index_dir)
+        if names is not None and not self._format.gives_indexes:
+            # What can be known of them is in memory: a thread for each would take longer than the search.
+            unsaved = {shard: None for shard in shards if is_remote(shard) and index_name(shard) not in names}
+            if self._format.keeps_index:
+                self._folders.read(unsaved)
+            known = {shard: self._known(shard, is_saved=False) for shard in unsaved}
+            found = {shard: index for shard, index in known.items() if index is not None}
+
+        def find(shard: str) -> ShardIndex:
+            return self._make(shard) if shard in unsaved else self._find(shard)
+
         if missing := [shard for shard in shards if shard not in found]:
-            # Each of these is read: first one, which opens the session that the others share, then several at a time.
-            made = [make(missing[0])]
-            rest = map_waiting(make, missing[1:], _AT_ONCE)
+            # For each, a file or the shard is read: one first, which opens the session that the others share.
+            made = [find(missing[0])]
+            rest = map_waiting(find, missing[1:], _AT_ONCE)
             made += with_progress(rest, len(missing) - 1, "indexing")
             found |= zip(missing, made, strict=True)
         return [found[shard] for shard in shards]
@@ -71,12 +86,12 @@ class IndexFinder:
     def _find(self, shard: str) -> ShardIndex:
         return self._format.given_index(shard) or self._known(shard) or self._make(shard)
 
-    def _known(self, shard: str) -> ShardIndex | None:
+    def _known(self, shard: str, *, is_saved: bool = True) -> ShardIndex | None:
         """Return a saved index, or that in the index of the folder; None if neither fits."""
         form = self._format
         found = self._files.stat(shard)
         candidates: list[ShardIndex] = []
-        for path, index in saved_indexes(shard, form.kind, self._index_dir) if form.keeps_index else ():
+        for path, index in saved_indexes(shard, form.kind, self._index_dir) if form.keeps_index and is_saved else ():
             if index.fits(found):
                 if not form.has_offsets(index):
                     raise index_error(path, "its offsets are not those of a shard")
