@@ -317,6 +317,10 @@ def test_saved_indexes_and_those_of_a_folder_are_mixed(
     assert len(list(index.glob("*"))) == saved
     entries = module.read_folder_index(str(tmp_path / "shards"), storage)
     place.write_bytes(to_bytes({name: entries[name].loaded() for name in sorted(entries)[1:4]}))
+    before = {path: path.stat().st_ino for path in index.glob("*")}
     data = lk.TarDataset(f"{url}/*.tar", storage=storage, index_dir=index)
     assert data.shard_sizes.tolist() == [10] * 5
+    after = {path: path.stat().st_ino for path in index.glob("*")}
+    assert len(after) == len({0, 4} | set(range(saved)))  # those that had none are indexed
+    assert before.items() <= after.items()  # and no other
     assert keys(data) == list(range(50))
