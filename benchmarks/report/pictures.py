@@ -80,6 +80,8 @@ def bars(axes: Any, chart: Chart, rows: Rows, column: str, colours: dict[str, st
     axes.margins(x=0.2)
     if chart.log:
         axes.set_xscale("log")
+    else:
+        axes.locator_params(axis="x", nbins=5)  # long numbers would meet
 
 
 def lines(axes: Any, chart: Chart, rows: Rows, column: str, colours: dict[str, str]) -> None:

@@ -113,7 +113,7 @@ def draw(found: list[tuple[Speed, Found]], machines: list[str], path: Path) -> N
     axes.set_axisbelow(True)
     axes.spines[:].set_visible(False)
     axes.set_title("Samples a second, compared with torch's DataLoader (1 x; log scale)", fontsize=11, loc="left")
-    figure.supxlabel("; ".join(machines), fontsize=7, color="#6e7781")
+    figure.supxlabel("\n".join(machines), fontsize=7, color="#6e7781")
     figure.savefig(path, dpi=130)
 
 

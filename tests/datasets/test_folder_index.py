@@ -290,7 +290,9 @@ def test_the_laws_hold_over_a_folder_index(store: SlowStore, tmp_path: Path) -> 
 def test_the_indexes_of_several_folders_are_read_at_the_same_time(
     store: SlowStore, storage: lk.Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    urls = [upload(write(tmp_path / name, TEXTS[:20]), store, f"several-{name}") for name in "abcde"]
+    urls = [
+        upload(write(tmp_path / name, TEXTS[:20], samples_per_shard=5), store, f"several-{name}") for name in "abcde"
+    ]
     meet, read = threading.Barrier(len(urls) - 1), module.read_folder_index
 
     def read_together(folder: str, storage: lk.Storage) -> Any:
@@ -300,27 +302,30 @@ def test_the_indexes_of_several_folders_are_read_at_the_same_time(
 
     monkeypatch.setattr(module, "read_folder_index", read_together)
     data = lk.TarDataset(urls, storage=storage, index_dir=tmp_path / "index")
-    assert data.shard_sizes.tolist() == [10, 10] * len(urls)
+    assert data.shard_sizes.tolist() == [5] * 4 * len(urls)
     assert not list(tmp_path.glob("index/*"))
 
 
+@pytest.mark.parametrize("each", [2, 10])  # samples of a shard: with many shards, threads are for those that are read
 @pytest.mark.parametrize("saved", [0, 1, 2, 5])
 def test_saved_indexes_and_those_of_a_folder_are_mixed(
-    saved: int, store: SlowStore, storage: lk.Storage, tmp_path: Path
+    saved: int, each: int, store: SlowStore, storage: lk.Storage, tmp_path: Path
 ) -> None:
     """Some shards have an index of their own on this host, some one in their folder, and some none."""
-    url = upload(write(tmp_path / "shards", TEXTS[:50]), store, f"mixed-{saved}")
-    place, index = store.root / f"mixed-{saved}" / ".train.loaderkit" / FOLDER_INDEX, tmp_path / "index"
+    bucket = f"mixed-{saved}-{each}"
+    url = upload(write(tmp_path / "shards", TEXTS[:50], samples_per_shard=each), store, bucket)
+    place, index = store.root / bucket / ".train.loaderkit" / FOLDER_INDEX, tmp_path / "index"
     place.unlink()
     for number in range(saved):
         lk.TarDataset(f"{url}/shard-{number:06}.tar", storage=storage, index_dir=index)
     assert len(list(index.glob("*"))) == saved
     entries = module.read_folder_index(str(tmp_path / "shards"), storage)
-    place.write_bytes(to_bytes({name: entries[name].loaded() for name in sorted(entries)[1:4]}))
+    names = sorted(entries)
+    place.write_bytes(to_bytes({name: entries[name].loaded() for name in names[1:-1]}))
     before = {path: path.stat().st_ino for path in index.glob("*")}
     data = lk.TarDataset(f"{url}/*.tar", storage=storage, index_dir=index)
-    assert data.shard_sizes.tolist() == [10] * 5
+    assert data.shard_sizes.tolist() == [each] * len(names)
     after = {path: path.stat().st_ino for path in index.glob("*")}
-    assert len(after) == len({0, 4} | set(range(saved)))  # those that had none are indexed
+    assert len(after) == len({0, len(names) - 1} | set(range(saved)))  # those that had none are indexed
     assert before.items() <= after.items()  # and no other
     assert keys(data) == list(range(50))

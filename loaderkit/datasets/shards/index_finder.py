@@ -63,9 +63,9 @@ class IndexFinder:
             return list(map(self._find, shards))
         found: dict[str, ShardIndex] = {}
         unsaved: dict[str, None] = {}  # in the order of the shards
-        names = saved_names(self._index_dir)
+        names = saved_names(self._index_dir) if len(shards) > _AT_ONCE else None
         if names is not None and not self._format.gives_indexes:
-            # What can be known of them is in memory: a thread for each would take longer than the search.
+            # What can be known of them is in memory: threads for that many would take longer than the search.
             unsaved = {shard: None for shard in shards if is_remote(shard) and index_name(shard) not in names}
             if self._format.keeps_index:
                 self._folders.read(unsaved)
