@@ -32,7 +32,14 @@ from loaderkit.system.nested import is_plain, pin
 from loaderkit.system.open_before_fork import warn_of_open_files
 from loaderkit.system.parcel import Parcel
 from loaderkit.system.pickling import explained, sendable_errors
-from loaderkit.system.process import check_children, described, end_with_parent, outlive_signals, refuse_in_fork
+from loaderkit.system.process import (
+    check_children,
+    described,
+    end_with_parent,
+    leave_uncollected,
+    outlive_signals,
+    refuse_in_fork,
+)
 from loaderkit.system.start import Start, choose_start, prepare_fork_server
 from loaderkit.system.tensor_pickling import lazy_parts
 from loaderkit.system.threads import limit_threads
@@ -326,6 +333,7 @@ class StartWorker:
     def __call__(self, worker_id: int) -> None:
         # torch's workers watch their parent's id. Under forkserver that is the server, which lives as long as they do,
         # even if the trainer was killed. And a worker that ends waits until its batches are read.
+        leave_uncollected()
         end_with_parent()
         outlive_signals()
         limit_threads()

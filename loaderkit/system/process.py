@@ -1,5 +1,6 @@
 """Whether this process may start others, or use what its parent made, and when a worker ends."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -38,6 +39,14 @@ def refuse_in_fork(owner: int) -> NoReturn:
         f"loader: this iterator belongs to process {owner}, from which process {os.getpid()} was forked. "
         "Call iter(loader) in this process."
     )
+
+
+def leave_uncollected() -> None:
+    """Leave all objects that this worker has so far out of garbage collections.
+
+    A collection writes to each object, which copies all pages that a forked worker shares with its parent.
+    """
+    gc.freeze()
 
 
 def end_with_parent() -> None:

@@ -13,6 +13,8 @@ from multiprocessing import connection
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from loaderkit.system.process import leave_uncollected
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -199,6 +201,7 @@ def _begin_worker(function: Callable[[Any], object], stop: connection.Connection
     """Keep the function for the tasks. End this worker when the parent ends, or sends something through `stop`."""
     global _function
     _function = function
+    leave_uncollected()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then stops the workers
     parent = multiprocessing.parent_process()
     if parent is not None:

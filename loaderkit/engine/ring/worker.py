@@ -18,7 +18,7 @@ from loaderkit.engine.ring.slots import STOP, Slots
 from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.seeding.worker_seeds import seed_all
 from loaderkit.system.host import use_host
-from loaderkit.system.process import end_with_parent, outlive_signals
+from loaderkit.system.process import end_with_parent, leave_uncollected, outlive_signals
 from loaderkit.system.threads import limit_threads
 
 
@@ -74,6 +74,7 @@ class Worker:
                 slots.doing[me] = -1
 
     def _prepare(self) -> None:
+        leave_uncollected()
         limit_threads(self.pools)
         use_host()
         seed_all(self.seed)
