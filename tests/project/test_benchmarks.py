@@ -185,7 +185,8 @@ def test_bold_is_a_win_and_nothing_behind_is_left_out() -> None:
     assert len(lost) == len(listed) > 5
     assert min(cells) >= 0.95
     assert f"{min(lost):.3g}" in {value.rstrip("0") for value in listed}
-    assert min(map(float, re.findall(r"\| \**([\d.]+) x", readme))) == min(lost)  # the worst of all is in the README
+    worst = min(map(float, re.findall(r"\| \**([\d.]+) x", readme)))
+    assert f"{worst:.2f}" == f"{min(lost):.2f}"  # the worst of all is in the README, with a digit more
 
 
 DECLARED = """
