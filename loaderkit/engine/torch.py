@@ -331,9 +331,9 @@ class StartWorker:
     find_dataset: Callable[[Any], object]
 
     def __call__(self, worker_id: int) -> None:
+        leave_uncollected()
         # torch's workers watch their parent's id. Under forkserver that is the server, which lives as long as they do,
         # even if the trainer was killed. And a worker that ends waits until its batches are read.
-        leave_uncollected()
         end_with_parent()
         outlive_signals()
         limit_threads()

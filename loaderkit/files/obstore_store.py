@@ -66,6 +66,7 @@ class ObstoreStore:
 
     def put(self, url: str, content: bytes) -> None:
         """Write an object as a whole."""
+        obstore_program.end()
         self._by_fsspec.put(url, content)
 
     def list(self, wanted: Wanted) -> dict[str, Entry]:

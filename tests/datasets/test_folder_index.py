@@ -1,5 +1,6 @@
 """The index of a folder travels with its shards: a remote dataset opens with few requests, and nothing wrong is believed."""
 
+import dataclasses
 import json
 import os
 import pickle
@@ -329,3 +330,24 @@ def test_saved_indexes_and_those_of_a_folder_are_mixed(
     assert len(after) == len({0, len(names) - 1} | set(range(saved)))  # those that had none are indexed
     assert before.items() <= after.items()  # and no other
     assert keys(data) == list(range(50))
+
+
+class Given(lk.JsonlDataset):
+    """A format of a user that brings its indexes."""
+
+    def given_index(self, shard: str) -> Any:
+        index = super().scanned_index(shard)
+        return dataclasses.replace(index, count=1, offsets=index.spans(shard)[:1])
+
+    def scanned_index(self, shard: str) -> Any:
+        raise AssertionError(shard)
+
+
+@pytest.mark.parametrize("shards", [3, 20])  # a few, and so many that those without an index are told apart first
+def test_an_index_that_a_format_of_a_user_gives_comes_first(shards: int, storage: lk.Storage, store: SlowStore) -> None:
+    folder = store.root / f"given-{shards}" / "train"
+    folder.mkdir(parents=True)
+    for number in range(shards):
+        (folder / f"{number:02}.jsonl").write_text(f'{{"number": {number}}}\n{{"number": -1}}\n')
+    data = Given(f"s3://given-{shards}/train/*.jsonl", storage=storage, index_dir=folder.parent / "index")
+    assert [data[row]["number"] for row in range(len(data))] == list(range(shards))

@@ -54,7 +54,6 @@ class ShardedDataset(Declares, ABC, Generic[Opened]):
     suffixes: ClassVar[tuple[str, ...]]
     shared_suffixes: ClassVar[tuple[str, ...]] = ()  # further suffixes, which other formats use too
     keeps_index: ClassVar[bool] = True  # whether an index file is saved; False if a scan is as fast as reading it
-    gives_indexes = False  # whether `given_index` may return one
     reads_folders: ClassVar[bool] = False  # whether `urls` are folders, each with a list of its shards
     files_each: ClassVar[int] = 1  # number of files that an open shard keeps open
     maps: ClassVar[bool] = False  # whether shards are memory-mapped: then a remote one needs a local copy
@@ -121,6 +120,11 @@ class ShardedDataset(Declares, ABC, Generic[Opened]):
     def given_index(self, shard: str) -> ShardIndex | None:
         """Return the index that comes with a shard, which is used before all others; None if there is none."""
         return None
+
+    @property
+    def gives_indexes(self) -> bool:
+        """Whether `given_index` may return an index, so that each shard has to be asked for its own."""
+        return type(self).given_index is not ShardedDataset.given_index
 
     def find_indexes(self, finder: IndexFinder) -> list[ShardIndex]:
         """Return the indexes of all shards."""

@@ -112,7 +112,7 @@ class TarDataset(ShardedDataset[OpenTar | OpenIndexed]):
     ) -> None:
         check_max_pixels("TarDataset", max_pixels)
         check_decoder("TarDataset", decoder)
-        self._split, self.gives_indexes = split, split is not None
+        self._split = split
         super().__init__(
             urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage, split=split
         )
@@ -137,6 +137,10 @@ class TarDataset(ShardedDataset[OpenTar | OpenIndexed]):
         if starts is None:
             return None
         return ShardIndex(kind=_ENERGON, count=len(starts) - 1, offsets=starts, **found._asdict())
+
+    @property
+    def gives_indexes(self) -> bool:
+        return self._split is not None
 
     def find_indexes(self, finder: IndexFinder) -> list[ShardIndex]:
         indexes = super().find_indexes(finder)
